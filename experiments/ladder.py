@@ -34,7 +34,8 @@ from fairseq_rskip.tools.significance import SeedModel
 BASELINE = "pre-norm"
 MANY = 4.0  # residual standard deviations, of a difference without an interval
 HOLDS = 0.8  # the least Spearman's ρ between neighbouring rungs, over the registered rules
-RUNGS = {"0.1 M": 3, "0.5 M": 3, "1.8 M": 1}  # -> the seeds that are registered
+# from the smallest to the largest -> the seeds that are registered
+RUNGS = {"0.1 M": 3, "0.5 M": 3, "1.8 M": 1}
 REGISTERED = (
     BASELINE,
     "post-norm",
@@ -248,6 +249,7 @@ def main() -> None:
     for path in others:
         for sentence in join(rungs, by_column(read_report(path))):
             print_line(sentence)
+    rungs = {rung: rungs[rung] for rung in dict.fromkeys([*RUNGS, *rungs]) if rung in rungs}
     check(rungs)
     models = fit(rungs)
     compared = sides(models)

@@ -151,7 +151,10 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
             t = lengths[block]
             by_weights -= math.log(weight_by_constants(t, cosines[block], skip.steps))
             by_weights_across -= math.log(weight_by_constants(t, 0.0, skip.steps))
-        returned += ln(gain_of_branch(sizes[block], gradient_cosines[block]))
+        if block in sizes and block in gradient_cosines:
+            returned += ln(gain_of_branch(sizes[block], gradient_cosines[block]))
+        else:
+            returned = math.nan  # no gradient is left there
     predicted = math.exp(by_weights - returned) if between else 1.0
 
     angles = skip_log.angles(values)
@@ -207,7 +210,8 @@ def was_looked_at(table: pandas.DataFrame) -> pandas.Series:
     """Which rows are of the runs that the idea came from."""
     looked = pandas.Series(False, index=table.index)
     for rule, scale in LOOKED_AT:
-        looked |= (table["rule"] == rule) & (table["lambda"].astype(str) == str(scale))
+        has_scale = pandas.to_numeric(table["lambda"], errors="coerce") == scale  # not "auto"
+        looked |= (table["rule"] == rule) & has_scale
     return looked & (table["layers"] == 36) & (table["lr"] == 0.003)
 
 

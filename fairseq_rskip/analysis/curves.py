@@ -345,13 +345,28 @@ def _read_seed(log: Path, at_the_end: bool) -> list[Row]:
                 rows.append({"quantity": quantity, "block": block, "step": step, "value": value})
 
     quantities = list(dict.fromkeys(row["quantity"] for row in rows))
-    blocks = list(dict.fromkeys(row["block"] for row in rows))
+    blocks = _in_order(dict.fromkeys(row["block"] for row in rows))
     rows.sort(key=lambda row: (quantities.index(row["quantity"]), blocks.index(row["block"])))
     if not at_the_end:
         return rows
     last = max((row["step"] for row in rows), default=0)
     rows = [row for row in rows if row["step"] == last]
     return [{**row, "number": blocks.index(row["block"]) + 1} for row in rows]
+
+
+def _in_order(blocks: Iterable[str]) -> list[str]:
+    """Blocks in the order of a log, sorted by stack and layer.
+
+    A log's first line lacks the layers that LayerDrop left out there.
+    """
+    logged = list(blocks)
+    stacks = list(dict.fromkeys(block.partition(".")[0] for block in logged))
+
+    def stack_and_layer(block: str) -> tuple[int, list[int]]:
+        stack = block.partition(".")[0]
+        return stacks.index(stack), [int(digits) for digits in re.findall(r"\d+", block)]
+
+    return sorted(logged, key=stack_and_layer)
 
 
 def means_over_blocks(rows: list[Row], by: str) -> "pandas.DataFrame":

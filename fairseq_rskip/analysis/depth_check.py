@@ -46,6 +46,7 @@ from .skip_log import (
 from .study import SIDES, Study
 
 LEAST = 1 / LOST  # of the gradient: a stack that passes on less is taken to lose it
+MORE = 1.05  # from here on a stack is said to enlarge the gradient
 LONG = 100  # updates: a stack that passes on less in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
 WRITES_THEM = "expected a Transformer's training with --skip-log-interval N, which writes them"
@@ -200,7 +201,8 @@ def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
     """The result for a stack."""
     when = "" if worst.update is None else f" at update {worst.update}"
     passed = fraction(worst.passed)
-    result = f"the residuals of the {side} pass on {passed} of the gradient{when}"
+    of = "" if worst.passed >= MORE else "of "
+    result = f"the residuals of the {side} pass on {passed} {of}the gradient{when}"
     if worst.passed >= LEAST:
         return f"{result}: it reaches the first layer (docs/depth.md)"
     if not for_long:
@@ -231,7 +233,9 @@ def ln(share: float) -> float:
 
 
 def fraction(share: float) -> str:
-    """``share`` as 1/12, 1/1.3 or 1/2.5e+07; "all" where it is 1 to two digits."""
+    """``share`` as 1/12, 1/1.3, 1/2.5e+07 or 12 times; "all" where it is 1 to two digits."""
+    if share >= MORE:
+        return f"{share:.2g} times" if share < 10 else f"{share:,.0f} times"
     if share > 0.95:
         return "all"
     if share <= 0:

@@ -245,6 +245,18 @@ def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):
     assert "plain has no values in a skips.jsonl" in line and "of at least N updates" in line
 
 
+def test_by_block_a_layer_that_layerdrop_left_out_at_first_has_its_number(tmp_path):
+    """The first logged update of the second seed lacks layer 1 and the last block of layer 0."""
+    names = ("self_attn_skip", "final_skip")
+    blocks = [f"decoder.layers.{layer}.{name}" for layer in (0, 1, 2) for name in names]
+    all_of = {(f"skip_grad_norm/{block}", 20): n for n, block in enumerate(blocks, 1)}
+    first = {(f"skip_grad_norm/{block}", 10): 1.0 for block in (blocks[0], *blocks[4:])}
+    skip_run(tmp_path / "a" / "seed1", all_of)
+    skip_run(tmp_path / "a" / "seed2", {**first, **all_of})
+    for rows in curves.read_skips(tmp_path / "a", at_the_end=True):
+        assert [(row["number"], row["value"]) for row in rows] == [(n, n) for n in range(1, 7)]
+
+
 @pytest.mark.parametrize(
     ("seeds", "option", "reason"),
     [

@@ -346,9 +346,11 @@ def test_the_figure_shows_five_updates_the_first_and_the_last_among_them():
 
 
 def test_fractions_are_short():
-    shares = (1.0, 0.8, 1 / 30, 1 / 12_345, 1e-7, 0.0)
-    written = ["all", "1/1.2", "1/30", "1/12,345", "1/1.0e+07", "nothing"]
-    assert [depth_check.fraction(share) for share in shares] == written
+    shares = (1234.0, 1.5, 1.04, 1.0, 0.8, 1 / 30, 1 / 12_345, 1e-7, 0.0)
+    written = ["1,234 times", "1.5 times", "all", "all", "1/1.2", "1/30", "1/12,345", "1/1.0e+07"]
+    assert [depth_check.fraction(share) for share in shares] == [*written, "nothing"]
+    grown = depth_check.Worst(None, 1234.0, {})
+    assert " pass on 1,234 times the gradient: it reaches" in depth_check.sentence("decoder", grown)
 
 
 def test_a_cosine_that_is_not_a_number_is_no_angle():

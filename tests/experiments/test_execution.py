@@ -298,6 +298,16 @@ def test_a_training_counted_in_epochs_has_ended_with_its_last_one(tmp_path):
     assert results.state(run).kind == "trained, not evaluated"
 
 
+def test_a_training_whose_checkpoints_were_removed_begins_again(tmp_path):
+    """An evaluation of them may be left."""
+    run = results.ready(tables(write(tmp_path, TRANSLATION, seeds=[1]))[0], tmp_path)[0]
+    (run.folder / run.evaluation).mkdir(parents=True)
+    assert TASKS["translation"].progress(run)[0] == 0
+    (run.folder / "checkpoints").mkdir()
+    (run.folder / "checkpoints" / "checkpoint_last.pt").touch()
+    assert TASKS["translation"].progress(run) == (1.0, "evaluating")
+
+
 def test_the_time_left_is_that_of_the_part_trained_since_the_start(prepared, monkeypatch):
     """Resumed at a half, at three quarters after ten minutes."""
     monkeypatch.setattr(type(TASKS["images"]), "progress", lambda self, run: (0.75, "loss 2"))

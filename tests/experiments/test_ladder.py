@@ -99,6 +99,18 @@ def test_a_further_report_adds_the_seeds_that_are_missing(tmp_path, capsys, monk
     assert post_norm["difference"] == pytest.approx(0.2 - 0.02 * 2 / 3, abs=0.002)
 
 
+def test_the_rungs_are_in_order_of_size_whatever_the_order_of_the_files(
+    tmp_path, capsys, monkeypatch
+):
+    table = report(dict(zip(RUNGS, [SMALL, SMALL, CROSSED])), dict.fromkeys(RUNGS, 3))
+    smaller = tmp_path / "smaller.csv"
+    table[table["column"] != RUNGS[2]].to_csv(smaller, index=False)
+    lines = run(tmp_path, capsys, monkeypatch, table[table["column"] == RUNGS[2]], smaller)
+    assert lines[-1] == "the order does not hold: post-norm between 0.5 M and 1.8 M"
+    sides = pandas.read_csv(tmp_path / "ladder_sides.csv")
+    assert list(dict.fromkeys(sides["rung"])) == RUNGS
+
+
 def test_without_a_rung_or_a_rule_there_is_no_verdict(tmp_path, capsys, monkeypatch):
     table = report(dict(zip(RUNGS, [SMALL, SAME])), dict.fromkeys(RUNGS, 3))
     table = table[(table["row"] != "Keel") | (table["column"] != RUNGS[1])]

@@ -1,6 +1,7 @@
 """experiments/skip_weight.py: the gradient that the weights of x leave, beside what is measured."""
 
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -87,6 +88,26 @@ def test_a_run_is_read_update_by_update(run):
     assert float(first["by_weights"]) == pytest.approx(-math.log(weight), rel=1e-3)
     returned = math.sqrt(1 + 0.1**2 + 2 * 0.1 * 0.5)
     assert float(first["predicted"]) == pytest.approx(1 / (weight * returned), rel=1e-3)
+
+
+def test_without_a_gradient_there_is_a_ratio_and_no_prediction(run):
+    """The log then has neither what the branch returns nor its cosine."""
+    second = run.skip_log.read_text().splitlines()[1]
+    kept = {k: v for k, v in json.loads(second).items() if "gradient" not in k}
+    run.skip_log.write_text(json.dumps(kept) + "\n")
+    (row,) = skip_weight.read_run(run)
+    assert (row["ratio"], row["predicted"]) == ("inf", "nan")
+
+
+@pytest.mark.parametrize("others", [[], ["auto"]])
+def test_the_runs_that_the_idea_came_from_are_known_whatever_else_is_in_the_table(others):
+    (rule, scale), *_ = skip_weight.LOOKED_AT
+    rows = [{"rule": rule, "lambda": str(scale), "layers": 36, "lr": 0.003}]
+    rows += [{"rule": "xskip", "lambda": each, "layers": 36, "lr": 0.003} for each in others]
+    rows += [{"rule": "xskip", "lambda": "", "layers": 36, "lr": 0.003}]  # pre-norm
+    text = io.StringIO(pandas.DataFrame(rows).to_csv(index=False))
+    looked = skip_weight.was_looked_at(pandas.read_csv(text))
+    assert looked.tolist() == [True] + [False] * (len(rows) - 1)
 
 
 def test_a_logged_cosine_may_be_rounded_to_beyond_1():

@@ -45,11 +45,19 @@ def changes_of(experiment: Experiment) -> Changes:
     """How ``experiment`` differs from its file; options that change no result do not count."""
     free = TASKS[experiment.task].free
     options = {name: value for name, value in experiment.changed.items() if name not in free}
-    length = _relative_length(experiment) if LENGTHS.keys() & options.keys() else None
-    if length is not None:
-        covered_by_length = {*LENGTHS, *LENGTHS.values()}
-        options = {name: value for name, value in options.items() if name not in covered_by_length}
-    return Changes(_other_data(experiment), length or 1.0, options)
+    data = _other_data(experiment)
+    length = None
+    if LENGTHS.keys() & options.keys():
+        length, in_file = _relative_length(experiment)
+    if length is None:
+        return Changes(data, 1.0, options)
+    others = {}
+    for name, value in options.items():
+        is_in_proportion = name in in_file and value == round(length * in_file[name])
+        is_warm_up = name in LENGTHS.values()
+        if name not in LENGTHS and not (is_warm_up and is_in_proportion):
+            others[name] = value
+    return Changes(data, length, others)
 
 
 def _other_data(experiment: Experiment) -> str:
@@ -64,15 +72,15 @@ def _other_data(experiment: Experiment) -> str:
     return data
 
 
-def _relative_length(experiment: Experiment) -> float | None:
-    """The first run's length relative to that of the file.
+def _relative_length(experiment: Experiment) -> tuple[float | None, dict[str, Any]]:
+    """The first run's length relative to that of the file, and the file's options.
 
-    None if they have different units, and where the file's own options are refused: fp16 without a
-    GPU, for example.
+    The length is None if they have different units, and where the file's own options are refused:
+    fp16 without a GPU, for example.
     """
     cell = next((cell for cell in experiment.cells if cell.trials), None)
     if cell is None:
-        return None
+        return None, {}
 
     trial = cell.trials[0]
     run = trial.run
@@ -81,7 +89,7 @@ def _relative_length(experiment: Experiment) -> float | None:
     try:
         whole, _ = TASKS[experiment.task].make_run(run.data, in_file, experiment)
     except UserError:
-        return None
+        return None, in_file.options
     if whole.unit != run.unit or not whole.length:
-        return None
-    return run.length / whole.length
+        return None, in_file.options
+    return run.length / whole.length, in_file.options

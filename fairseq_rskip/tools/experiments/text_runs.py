@@ -49,7 +49,7 @@ def loss_near(losses: pandas.Series, update: int) -> float:
     """The loss at the validation nearest to ``update``; NaN for a run that stopped before it."""
     nearest = min(losses.index, key=lambda at: abs(at - update))
     interval = losses.index.to_series().diff().max()  # NaN for a single validation
-    is_near = update <= nearest or update - nearest <= interval
+    is_near = update <= nearest or update - nearest <= interval / 2
     if not is_near:
         return math.nan
     return float(losses[nearest])

@@ -16,7 +16,7 @@ from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines
 
 from .records import Cell, Experiment, Run
-from .run_folder import LOSSES
+from .run_folder import LOSSES, has_checkpoints
 from .task import RSKIP, Task, own_rule
 
 
@@ -164,7 +164,7 @@ class Translation(Task):
 
     def progress(self, run: Run) -> tuple[float, str]:
         """The part of the training that is done, from 0 to 1, and its losses."""
-        if (run.folder / run.evaluation).is_dir():
+        if has_checkpoints(run.folder) and (run.folder / run.evaluation).is_dir():
             return 1.0, "evaluating"
 
         done = 0

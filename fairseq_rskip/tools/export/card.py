@@ -118,9 +118,10 @@ def rule_line(blocks: list[Any]) -> str:
         for name, value in skip.constants().items():
             values.setdefault(name, []).append(value)
     numbers = ", ".join(f"{name} {_span(each)}" for name, each in values.items())
+    constants = f" ({numbers})" if numbers else ""
     first_paragraph = (inspect.getdoc(type(blocks[0])) or "").split("\n\n")[0]
     rule = " ".join(first_paragraph.replace("``", "`").split())
-    return f"* `{blocks[0].kind}` ({numbers}): {rule}"
+    return f"* `{blocks[0].kind}`{constants}: {rule}"
 
 
 def _span(values: list[float]) -> str:
