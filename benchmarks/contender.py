@@ -102,7 +102,15 @@ class Contender:
     def saved_MB(self) -> float:
         """MB that a forward pass of the longest sentences keeps for backward, without weights."""
         kept: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(kept.append, kept.pop):
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, as_it_is):
             self.trainer.criterion(self.trainer.model, self.to_train[-1])
 
         sizes = {}

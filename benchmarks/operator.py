@@ -94,11 +94,16 @@ def contenders(
     shape: tuple[int, int], steps: int, training: bool, args: Any
 ) -> dict[str, Callable[[int], int]]:
     """Name -> a function that repeats its computation so often, and returns how often."""
-    sizes = [shape] * 2 + [shape[1:]] * 2 * steps
-    like = {"device": args.device, "dtype": harness.DTYPES[args.dtype]}
-    leaves = [torch.randn(size, **like).requires_grad_() for size in sizes]
-    upstream = torch.randn_like(leaves[0])
-    x, f_x, gains, biases = *leaves[:2], leaves[2 : 2 + steps], leaves[2 + steps :]
+    dtype = harness.DTYPES[args.dtype]
+
+    def leaf(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=args.device, dtype=dtype).requires_grad_()
+
+    x, f_x = leaf(*shape), leaf(*shape)
+    gains = [leaf(shape[1]) for _ in range(steps)]
+    biases = [leaf(shape[1]) for _ in range(steps)]
+    leaves = [x, f_x, *gains, *biases]
+    upstream = torch.randn_like(x)
 
     def run(function: Callable[..., Any], repeats: int) -> int:
         with torch.set_grad_enabled(training):
@@ -175,12 +180,8 @@ def every_build(args: Any) -> list[harness.Row]:
 
 
 def table(args: Any) -> list[harness.Row]:
-    if not (
-        args.quick
-        or "RSKIP_MARCH" in os.environ
-        or args.device == "cuda"
-        or platform.machine() != "x86_64"
-    ):
+    one_build = args.quick or "RSKIP_MARCH" in os.environ
+    if not one_build and args.device == "cpu" and platform.machine() == "x86_64":
         return every_build(args)
     keep_freed_memory()
     if args.device == "cuda":  # RSKIP_OPS=auto would choose torch's operators
@@ -188,7 +189,10 @@ def table(args: Any) -> list[harness.Row]:
     backend = in_use(args.device, build=True)
     if backend.name != args.device:
         raise UserError(f"the {args.device} operator is not in use: {backend.reason}")
-    shapes, steps = (((64, 16),), (2,)) if args.quick else (TRAINING[args.device], (2, 3, 8))
+    if args.quick:
+        shapes, steps = ((64, 16),), (2,)
+    else:
+        shapes, steps = TRAINING[args.device], (2, 3, 8)
     rows = [row(DECODING[args.device], k, False, args) for k in steps[:2]]
     rows += [row(shape, k, True, args) for k in steps for shape in shapes]
     ratios = pandas.DataFrame(rows).groupby(["pass", "lambda"])["torch_over_operator"]

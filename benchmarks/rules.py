@@ -24,7 +24,9 @@ GROUP = 5  # contenders that take turns with pre-norm: so many processes share t
 
 def table(args: argparse.Namespace) -> list[harness.Row]:
     """The rows of every architecture that is measured now, or has one in the file already."""
-    args.size, args.work = "quick" if args.quick else args.size, ["training"]
+    if args.quick:
+        args.size = "quick"
+    args.work = ["training"]
     rows = {}
     if args.csv.exists():
         rows = {row["rule"]: row for row in pandas.read_csv(args.csv).to_dict("records")}

@@ -131,10 +131,7 @@ def find_logs(run: Path) -> list[tuple[Path, LogFormat]]:
     if run.is_file():
         return [(run, CIFAR if run.suffix == ".jsonl" else FAIRSEQ)]
     for log_format in FORMATS:
-        seeds = sorted(
-            run.glob(f"seed*/{log_format.log}"),
-            key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0),
-        )
+        seeds = sorted(run.glob(f"seed*/{log_format.log}"), key=_seed_number)
         logs = [run / log_format.log] if (run / log_format.log).is_file() else seeds
         if logs:
             return [(path, log_format) for path in logs]
@@ -142,6 +139,11 @@ def find_logs(run: Path) -> list[tuple[Path, LogFormat]]:
     raise UserError(
         f"{run} holds no log: expected {expected}" if run.is_dir() else f"{run} does not exist"
     )
+
+
+def _seed_number(log: Path) -> int:
+    """2 of seed2/log.jsonl."""
+    return int(re.sub(r"\D", "", log.parent.name) or 0)
 
 
 def read_log(path: Path, log_format: LogFormat) -> dict[str, Curve]:
@@ -231,8 +233,10 @@ def write(
 def _seed_name(log: str, logs: Iterable[str]) -> str:
     """The first part of the path of ``log`` in which the ``logs`` of a run differ: ``seed2``."""
     parts_of_logs = [Path(each).parts for each in logs]
-    in_one_place = zip(Path(log).parts, *parts_of_logs)
-    return next(own for own, *others in in_one_place if len(set(others)) > 1)
+    for own, *parts in zip(Path(log).parts, *parts_of_logs):
+        if len(set(parts)) > 1:
+            return own
+    return log
 
 
 def draw(

@@ -294,6 +294,15 @@ def plot(rows: Sequence[Row]) -> Any:
     return figure
 
 
+def expected_rate(variant: Variant, gain: float) -> float | None:
+    """√(λ² + gain²), at initialisation; |gain| without a skip, None where a norm follows."""
+    if variant.kind is None:
+        return abs(gain)
+    if variant.path is None:
+        return None
+    return math.hypot(variant.path, gain)
+
+
 def table(rows: Sequence[Row], gain: float) -> list[list[str]]:
     """A line for each variant.
 
@@ -315,8 +324,7 @@ def table(rows: Sequence[Row], gain: float) -> list[list[str]]:
         gradient, branch, similarity = (
             [row["mean"] for row in select(mine, quantity=name)] for name in TITLES
         )
-        path = 0.0 if variant.kind is None else variant.path
-        rates = (rate(gradient), variant.path, None if path is None else math.hypot(path, gain))
+        rates = (rate(gradient), variant.path, expected_rate(variant, gain))
         shown = ["-" if value is None else f"{value:.4g}" for value in rates]
         ends = f"{branch[0]:.2g} .. {branch[-1]:.2g}"
         lines.append([variant.name, f"{gradient[0]:.3g}", *shown, ends, f"{similarity[-1]:.3f}"])

@@ -110,20 +110,29 @@ class SkipProbe(Watch):
         self.ratio, self.dtype = ratio, dtype
 
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
-        passes = self.passes[name]
         if not is_recomputed():
-            passes.append(self._measure(skip, call.x.detach(), call.f_x.detach(), call.mask))
-        waiting = [each for each in passes if "y_grad_norm" not in each]
-        if not waiting or not call.y.requires_grad:
+            measured = self._measure(skip, call.x.detach(), call.f_x.detach(), call.mask)
+            self.passes[name].append(measured)
+        if call.y.requires_grad:
+            self._measure_gradient_later(name, skip, call.y, call.mask)
+
+    def _measure_gradient_later(
+        self, name: str, skip: SkipConnection, y: Tensor, mask: Tensor | None
+    ) -> None:
+        """Add the norm of y's gradient to the last pass that has none, when backward computes it.
+
+        Backward visits passes last to first.
+        """
+        waiting = [each for each in self.passes[name] if "y_grad_norm" not in each]
+        if not waiting:
             return
-        measured = waiting[-1]  # backward visits passes last to first
-        mask = call.mask  # the hook must not hold the activations of ``call``
+        measured = waiting[-1]
 
         def measure_gradient(gradient: Tensor) -> None:
             norm = example_norm(skip, gradient.detach(), mask, self.dtype)
             measured["y_grad_norm"] = norm
 
-        self.hooks.callback(call.y.register_hook(measure_gradient).remove)
+        self.hooks.callback(y.register_hook(measure_gradient).remove)
 
     @torch.no_grad()
     def _measure(

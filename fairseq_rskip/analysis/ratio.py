@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError
 from ..norms import NoCoefficients
@@ -29,6 +29,7 @@ EFFECTIVE_SCALE = (
 RATIO = Quantity("ratio", "ratio_standard_error", "x:F in y")
 SCALE = Quantity("effective_scale", "effective_scale_standard_error", "effective scale, mean |a|")
 LAMBDA = Quantity("lambda", "lambda_standard_error", "adaptive λ")
+NUMBER = "{:.4g}".format
 MEANS = ("mean", "mean_absolute", "rms", "norm")
 # Section 4.3 of Liu et al. (2020) reports this learned effective scale, averaged over the shown
 # blocks of 32 features, and defines it nowhere. Of the vector w it does give a norm, 1.34, and its
@@ -104,10 +105,12 @@ def report(study: Study, stem: Path) -> None:
     if any(not math.isnan(row[LAMBDA.column]) for row in rows):
         drawn.append(LAMBDA)
     study.show(rows, drawn, stem, EFFECTIVE_SCALE)
-    for ending, frame in (("-learned", learned), ("-readings", readings)):
-        if frame:
-            figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
-            print(f"\n{text_of(ending, frame)}\nwritten to {stem}{ending}.csv")
+    if learned:
+        figures.write_csv(Path(f"{stem}-learned.csv"), learned)
+        print(f"\n{text_of_vectors(learned)}\nwritten to {stem}-learned.csv")
+    if readings:
+        figures.write_csv(Path(f"{stem}-readings.csv"), readings)
+        print(f"\n{text_of_readings(readings)}\nwritten to {stem}-readings.csv")
 
 
 def means_of_readings(label: str, of_blocks: list[dict[str, float]]) -> list[Row]:
@@ -154,13 +157,9 @@ def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     NaN if there is no such gain, for example at an adaptive λ between two steps; readings with λ
     are NaN for a rule without λ.
     """
-    norms = list(skip.post)
     skip_lambda = skip.constants().get("lambda", math.nan)
-    adapted = skip.effective_lambda() if isinstance(skip, AdaptiveSkip) else None
-    if adapted is not None:  # y is the output of one step's norm only at an integer
-        norms = norms[: int(adapted)] if adapted.is_integer() else []
-    gain = getattr(norms[-1], "weight", None) if norms else None
-    gain = torch.full((1,), math.nan) if gain is None else gain.detach().double()
+    weight = getattr(_norm_of_y(skip), "weight", None)
+    gain = torch.full((1,), math.nan) if weight is None else weight.detach().double()
     return {
         "mean |a|": columns[SCALE.column],
         "norm of a over the features": columns["norm_of_a"],
@@ -172,15 +171,31 @@ def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     }
 
 
-def text_of(ending: str, rows: list[Row]) -> str:
-    """The means of learned vectors over the blocks, or the readings by model."""
+def _norm_of_y(skip: SkipConnection) -> nn.Module | None:
+    """The norm whose output is y; None if there is none, as at a λ between two steps."""
+    norms = list(skip.post)
+    if isinstance(skip, AdaptiveSkip):
+        steps = skip.effective_lambda()
+        if not steps.is_integer():
+            return None
+        norms = norms[: int(steps)]
+    return norms[-1] if norms else None
+
+
+def text_of_vectors(rows: list[Row]) -> str:
+    """The means of learned vectors over the blocks."""
     import pandas
 
-    if ending == "-learned":
-        frame = pandas.DataFrame(rows).groupby(["model", "vector"], sort=False)[[*MEANS]].mean()
-    else:
-        cells = [(row["model"], row["reading"], row["value"]) for row in rows]
-        frame = in_frame(cells, "reading of the effective scale")
-        if PAPER.keys() & set(frame):
-            frame.loc["the paper (ResNet-110)"] = pandas.Series(PAPER)
-    return frame.to_string(float_format="{:.4g}".format, na_rep="")
+    frame = pandas.DataFrame(rows).groupby(["model", "vector"], sort=False)[[*MEANS]].mean()
+    return frame.to_string(float_format=NUMBER, na_rep="")
+
+
+def text_of_readings(rows: list[Row]) -> str:
+    """The readings of the effective scale, by model."""
+    import pandas
+
+    cells = [(row["model"], row["reading"], row["value"]) for row in rows]
+    frame = in_frame(cells, "reading of the effective scale")
+    if PAPER.keys() & set(frame):
+        frame.loc["the paper (ResNet-110)"] = pandas.Series(PAPER)
+    return frame.to_string(float_format=NUMBER, na_rep="")

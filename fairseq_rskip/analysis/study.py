@@ -158,10 +158,10 @@ def draw(rows: Sequence[Row], quantities: Sequence[Quantity], data: str, note: s
     Bars are standard errors.
     """
     panels = [panel for panel in ("", *SIDES) if any(_panel(row["group"]) == panel for row in rows)]
-    columns, lines = len(quantities), len(panels)
-    if columns == 1:  # the sides beside one another
-        columns, lines = lines, 1
-    figure, axes = figures.new_figure(columns=columns, rows=lines)
+    if len(quantities) == 1:  # the sides beside one another
+        figure, axes = figures.new_figure(columns=len(panels), rows=1)
+    else:
+        figure, axes = figures.new_figure(columns=len(quantities), rows=len(panels))
     for axis, (panel, quantity) in zip(axes, itertools.product(panels, quantities)):
         _draw_panel(axis, [row for row in rows if _panel(row["group"]) == panel], quantity)
         axis.set_xlabel(f"residual block of the {panel}" if panel else "residual block")

@@ -33,15 +33,7 @@ def parameter_settings(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Par
     for name, skip in skips(model).items():
         lr, eps = skip.layer_factors()
         if (lr, eps) != (1.0, 1.0):
-            holder = name.rpartition(".")[0]
-            layer = model.get_submodule(holder)
-            own = any(True for _ in layer.parameters(recurse=False))
-            if not own and all(isinstance(child, SkipConnection) for child in layer.children()):
-                raise ValueError(
-                    f"kind {skip.kind} has factors for the parameters of its layer, and {holder} "
-                    "has skip connections only: expected them as attributes of the layer's module"
-                )
-            for parameter in layer.parameters():
+            for parameter in _layer_of(model, name, skip).parameters():
                 by_parameter[id(parameter)] = ParameterSettings(lr, eps)
 
     for parameter in learned(model).values():
@@ -50,6 +42,23 @@ def parameter_settings(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Par
     for parameter in without_decay(model):
         by_parameter[id(parameter)] = by_parameter[id(parameter)]._replace(decays=False)
     return {key: settings for key, settings in by_parameter.items() if settings != DEFAULT}
+
+
+def _layer_of(model: nn.Module, name: str, skip: SkipConnection) -> nn.Module:
+    """The module of ``model`` that holds ``skip``, called ``name``, and its branch.
+
+    Raises ``ValueError`` for one that holds skip connections only.
+    """
+    holder = name.rpartition(".")[0]
+    layer = model.get_submodule(holder)
+    has_own_parameters = bool(list(layer.parameters(recurse=False)))
+    has_branch = not all(isinstance(child, SkipConnection) for child in layer.children())
+    if not (has_own_parameters or has_branch):
+        raise ValueError(
+            f"kind {skip.kind} has factors for the parameters of its layer, and {holder} has skip "
+            "connections only: expected them as attributes of the layer's module"
+        )
+    return layer
 
 
 def check_lr_scale(model: nn.Module, lr_scale: float) -> None:

@@ -91,24 +91,35 @@ def execute(folder: Path) -> bool:
         note(
             folder,
             commands=commands,
-            complete=complete or None,
+            complete=complete or None,  # no entry for 0
             versions=versions,
             git=process.git_commit(),
             failed=None,
         )
 
-        error = _data_have_changed(run)
-        for number, command in enumerate(commands[complete:], complete + 1):
-            start = time.monotonic()
-            error = error or _rule_has_changed(run) or _follow(command, folder, lock.fileno())
-            if error:
-                break
-            ended: dict[str, Any] = {"complete": number}
-            if number == 1:  # the training
-                ended["seconds"] = round(time.monotonic() - start, 1)
-            note(folder, **ended)
+        error = _run_commands(run, commands, complete, lock.fileno())
         note_result(run, complete, error)
     return True
+
+
+def _run_commands(run: Run, commands: list[list[str]], complete: int, lock: int) -> str:
+    """Run the ``commands`` but for the first ``complete`` ones; return why one failed, or ""."""
+    error = _data_have_changed(run)
+    if error:
+        return error
+    for number, command in enumerate(commands[complete:], complete + 1):
+        start = time.monotonic()
+        error = _rule_has_changed(run)
+        if error:
+            return error
+        error = _follow(command, run.folder, lock)
+        if error:
+            return error
+        ended: dict[str, Any] = {"complete": number}
+        if number == 1:  # the training
+            ended["seconds"] = round(time.monotonic() - start, 1)
+        note(run.folder, **ended)
+    return ""
 
 
 def _data_have_changed(run: Run) -> str:
@@ -307,8 +318,12 @@ def main(argv: list[str]) -> int:
     process.end_with_parent(signal.SIGTERM)
     process.GRACE = GRACE
     process.stop_on_signals()
-    # rskip run, which started it, says so itself
-    return exit_status(lambda: not execute(Path(argv[0])), interrupted="")
+
+    def status() -> bool:
+        """The exit status: 1 where another process has the run."""
+        return not execute(Path(argv[0]))
+
+    return exit_status(status, interrupted="")  # rskip run, which started it, says so itself
 
 
 if __name__ == "__main__":

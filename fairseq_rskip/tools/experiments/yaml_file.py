@@ -126,32 +126,43 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
         return None
 
     texts = _TextsOfFile(path, mistakes)
-    columns = content.get("columns", {"": {}})
-    if isinstance(columns, dict):
-        for name, value in columns.items():
-            where = f"{path}, column {name!r}"
-            value = texts.with_folder(value or {}, f"{path.stem}-{name}", where)
-            column = _build(Table.Column, value, where, mistakes)
-            columns[name] = column or Table.Column()
-
+    columns = _columns(content.get("columns", {"": {}}), path, texts, mistakes)
     content = texts.with_folder(content, path.stem, str(path))
     content["columns"] = columns
     content["rows"] = [row or Row(label="?") for row in rows]  # a wrong one is named already
     content = {key: value for key, value in content.items() if key != "rows_from"}
-    seeds = content.get("seeds")
-    if type(seeds) is int:
-        if seeds != 1:
-            print_line(
-                f"note: {path.name}: seeds: {seeds} is seed {seeds} alone; [1, 2, 3] are three",
-                "stderr",
-            )
-        content["seeds"] = [seeds]
+    if "seeds" in content:
+        content["seeds"] = _as_list(content["seeds"], path)
 
     table = _build(Table, content, str(path), mistakes)
     right_rows = [row for row in rows if row is not None]
     if table is None or not right_rows or texts.any_wrong:
         return None
     return table.model_copy(update={"rows": right_rows}), texts.by_folder
+
+
+def _columns(columns: Any, path: Path, texts: "_TextsOfFile", mistakes: list[str]) -> Any:
+    """The file's ``columns``, built; what is no mapping stays, for the table to refuse."""
+    if not isinstance(columns, dict):
+        return columns
+    built = {}
+    for name, value in columns.items():
+        where = f"{path}, column {name!r}"
+        value = texts.with_folder(value or {}, f"{path.stem}-{name}", where)
+        built[name] = _build(Table.Column, value, where, mistakes) or Table.Column()
+    return built
+
+
+def _as_list(seeds: Any, path: Path) -> Any:
+    """``seeds``; of one number a list, with a note where several may be meant."""
+    if type(seeds) is not int:
+        return seeds
+    if seeds != 1:
+        print_line(
+            f"note: {path.name}: seeds: {seeds} is seed {seeds} alone; [1, 2, 3] are three",
+            "stderr",
+        )
+    return [seeds]
 
 
 def _rows(

@@ -15,7 +15,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,17 @@ def main(argv: list[str] | None = None) -> None:
     export(parser.parse_args(argv))
 
 
+def _exporter(is_of_images: bool) -> Any:
+    """The module that converts and describes models of a kind; its imports take seconds."""
+    if is_of_images:
+        from fairseq_rskip.tools.export import images
+
+        return images
+    from fairseq_rskip.tools.export import translation
+
+    return translation
+
+
 def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder, write_json
@@ -61,12 +71,13 @@ def export(options: argparse.Namespace) -> None:
     _check(saved, options)
     if saved.which:
         print_line(saved.which)
-    kind = import_module(f".{'images' if saved.kind == IMAGES else 'translation'}", __package__)
+    exporter = _exporter(is_of_images=saved.kind == IMAGES)
 
     make_folder(folder.parent)
     with as_one(saved.paths) as checkpoint, stage_beside(folder) as stage:
-        config, model, facts = kind.convert(stage, checkpoint, options.data, saved.paths[0].parent)
-        card, settings = kind.describe(checkpoint, config, facts)
+        trained = saved.paths[0].parent
+        config, model, facts = exporter.convert(stage, checkpoint, options.data, trained)
+        card, settings = exporter.describe(checkpoint, config, facts)
         if options.half:
             to_half(model)
         if options.transformers:
