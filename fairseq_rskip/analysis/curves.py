@@ -294,7 +294,7 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     if by_block:
         by, axis, what = "number", "residual block", ""
     else:
-        by, axis, what = "step", "update", ", mean over blocks"
+        by, axis, what = "step", "update", ", geometric mean over blocks"
     points = means_over_blocks(rows, by)
     drawn = set(points["run"])
     empty = []
@@ -329,6 +329,8 @@ def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
     the ``number`` of each block: from 1, encoder before decoder. Raises ``UserError`` if there is
     nothing.
     """
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist; expected the folder of a training")
     seeds = [_read_seed(log, at_the_end) for log in skip_log.logs_below(folder)]
     seeds = [rows for rows in seeds if rows]
     if not seeds:

@@ -49,7 +49,10 @@ LEAST = 1 / LOST  # of the gradient: a stack that passes on less is taken to los
 MORE = 1.05  # from here on a stack is said to enlarge the gradient
 LONG = 100  # updates: a stack that passes on less in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
-WRITES_THEM = "expected a Transformer's training with --skip-log-interval N, which writes them"
+WRITES_THEM = (
+    "expected a Transformer's training with --skip-log-interval N and skip connections a x + b F "
+    "with a norm after the sum, which writes them"
+)
 WITHOUT_NORMS = "has no skip connection a x + b F with a norm after the sum: x keeps its weight"
 
 

@@ -16,12 +16,16 @@ from ..residual.hooks import hooked
 from .probe import Call, Watch
 from .skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, COS_X_F, COS_Y_X
 
-QUANTITIES = {
-    COS_Y_X: "cosine of y and x, mean over positions",
-    COS_X_F: "cosine of x and F(x), mean over positions",
-    COS_GRADIENTS: "cosine of the gradients that reach x by the skip and by the branch",
-    BRANCH_OVER_SKIP: "norm of the gradient by the branch over that by the skip",
-}
+OF_POSITIONS = (
+    COS_Y_X,  # the cosine of y and x, mean over positions
+    COS_X_F,  # the cosine of x and F(x), mean over positions
+)
+QUANTITIES = (
+    *OF_POSITIONS,
+    COS_GRADIENTS,  # the cosine of the gradients that reach x by the skip and by the branch
+    BRANCH_OVER_SKIP,  # the norm of the gradient by the branch over that by the skip
+)
+POSITIONS = "positions"  # of a pass, padding left out
 
 
 class PathProbe(Watch):
@@ -66,13 +70,25 @@ class PathProbe(Watch):
         measured = self.passes[name][-1]
         measured[COS_Y_X] = mean_cosine(skip, call.y, call.x, call.mask)
         measured[COS_X_F] = mean_cosine(skip, call.x, call.f_x, call.mask)
+        measured[POSITIONS] = count_positions(skip, call)
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Block -> quantity -> its mean over the passes so far, of those that were measured."""
+        """Block -> quantity -> its mean over the passes so far, of those that were measured.
+
+        That of the cosines of x is over the positions of all passes.
+        """
         means: dict[tuple[str, str], Tensor] = {}
         for name in self.skips:
-            for quantity, values in self.values(name).items():
-                means[name, quantity] = values.double().mean()
+            by_quantity = self.values(name)
+            for quantity in QUANTITIES:
+                if quantity not in by_quantity:
+                    continue
+                values = by_quantity[quantity].double()
+                if quantity in OF_POSITIONS:
+                    positions = by_quantity[POSITIONS]
+                    means[name, quantity] = (positions * values).sum() / positions.sum()
+                else:
+                    means[name, quantity] = values.mean()
 
         by_block: dict[str, dict[str, float]] = {name: {} for name in self.skips}
         if means:
@@ -114,3 +130,11 @@ def mean_cosine(skip: SkipConnection, a: Tensor, b: Tensor, padding_mask: Tensor
         return cosines.mean()
     unpadded = padding_mask.logical_not()
     return torch.where(unpadded, cosines, 0.0).sum() / unpadded.sum()
+
+
+def count_positions(skip: SkipConnection, call: Call) -> Tensor:
+    """The number of positions of a pass that are not padded, in float64."""
+    if call.mask is not None:
+        return call.mask.logical_not().sum().double()
+    count = call.x.numel() // call.x.size(skip.channel_dim)
+    return torch.tensor(count, dtype=torch.float64, device=call.x.device)

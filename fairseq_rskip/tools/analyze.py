@@ -33,6 +33,20 @@ itself, is read, and the options of examples have no effect; any other MODEL is 
 
 def run(argv: list[str]) -> None:
     """Run the command in ``argv``. Torch is imported after the options have been read."""
+    options = parse(argv)
+    from ..analysis.figures import check_stem
+
+    if not options.output or options.output.endswith("/"):
+        raise UserError(
+            f"--output {options.output!r}: expected how the names of the files begin, such as "
+            f"{options.output}{options.name}"
+        )
+    stem = check_stem(options.output)
+    COMMANDS[options.name].run(options, stem)
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The command in ``argv``, its ``name``, and its options. Raises ``UsageError``."""
     parser = Parser(prog="rskip analyze", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -47,16 +61,7 @@ def run(argv: list[str]) -> None:
             help=f"write STEM.csv, STEM.png and STEM.pdf ({stem})",
         )
         command.add_options(options_of_it)
-    options = parser.parse_args(argv)
-    from ..analysis.figures import check_stem
-
-    if not options.output or options.output.endswith("/"):
-        raise UserError(
-            f"--output {options.output!r}: expected how the names of the files begin, such as "
-            f"{options.output}{options.name}"
-        )
-    stem = check_stem(options.output)
-    COMMANDS[options.name].run(options, stem)
+    return parser.parse_args(argv)
 
 
 def _add_models(parser: argparse.ArgumentParser, examples: int) -> None:

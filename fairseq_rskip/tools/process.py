@@ -18,7 +18,21 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import memory_variables
 
 PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
-CHECKOUT = PLUGIN.parent
+
+
+def find_checkout() -> Path:
+    """The folder with experiments/ and data-prep/: around the package, or the current folder, where
+    the package is installed and this is a checkout of it.
+    """
+    here = Path.cwd()
+    is_installed = not (PLUGIN.parent / EXPERIMENTS).is_dir()
+    if is_installed and (here / EXPERIMENTS).is_dir() and (here / PLUGIN.name).is_dir():
+        return here
+    return PLUGIN.parent
+
+
+EXPERIMENTS = "experiments"
+CHECKOUT = find_checkout()
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|not finite|Minimum loss scale", re.IGNORECASE)
 GRACE = 10.0  # seconds that a process has to end by itself
@@ -204,11 +218,11 @@ def is_divergence(reason: str) -> bool:
 
 
 def git_commit() -> str | None:
-    """The project's commit, with "+changes" if files differ; None outside of a checkout."""
-    if not ((CHECKOUT / ".git").exists() and shutil.which("git")):
+    """The package's commit, with "+changes" if files differ; None where it is installed."""
+    if not ((PLUGIN.parent / ".git").exists() and shutil.which("git")):
         return None
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     done = subprocess.run(
-        command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=PLUGIN.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     return done.stdout.strip() or None

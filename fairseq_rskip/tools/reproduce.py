@@ -6,15 +6,16 @@ import json
 import shlex
 from pathlib import Path
 
-from fairseq_rskip.console import Parser, in_columns, print_line, whole_number
+from fairseq_rskip.console import Parser, in_columns, print_line, to_argv, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text, slurm
 from .experiments.plan import Selection, make_tables
-from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table
+from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table, dashed
 from .experiments.results import collect, distinct, ready, rows_that_wait, state
 from .experiments.run_folder import read_record
 from .experiments.task import RSKIP
@@ -117,7 +118,19 @@ def _selection(options: argparse.Namespace) -> Selection:
 
 def _tables(options: argparse.Namespace) -> list[Experiment]:
     """The tables that ``options`` name and choose from. Raises ``UserError``."""
-    return make_tables(options.tables, _selection(options))
+    experiments = make_tables(options.tables, _selection(options))
+    for experiment in experiments:
+        _check_figure_options(experiment)
+    return experiments
+
+
+def _check_figure_options(experiment: Experiment) -> None:
+    """Raise ``UserError`` for options that ``rskip analyze`` does not have; it draws the figure."""
+    figure = experiment.table.figure or "curves"
+    try:
+        analyze.parse([figure, *to_argv(dashed(experiment.table.figure_options)), "MODEL"])
+    except UserError as error:
+        raise UserError(f"{experiment.path}: figure_options of {figure}: {error}") from None
 
 
 def list_tables(options: argparse.Namespace) -> None:
@@ -125,6 +138,11 @@ def list_tables(options: argparse.Namespace) -> None:
     if not options.tables:
         if any(_selection(options)):
             raise UserError("--rows, --columns, --seeds, --corpus and --set need a TABLE")
+        if not FOLDER.is_dir():
+            raise UserError(
+                f"there is no {FOLDER}: the paper's tables are in a checkout of the project; give "
+                "this command there, or a YAML file of your own"
+            )
         titles = []
         for path in sorted(FOLDER.glob("*.yaml")):
             titles.append((path.stem, read(path).get("title", "")))

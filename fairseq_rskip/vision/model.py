@@ -7,6 +7,7 @@ Image maps are ``(batch, channels, height, width)`` throughout; the ``channels_l
 is kept.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class PreActBlock(nn.Module):
         stride: int,
         common: bool,
         shortcut: str,
-        skip: dict[str, Any],
+        skip: Mapping[str, Any],
         place: Place,
     ):
         super().__init__()
@@ -119,7 +120,7 @@ class PreActResNet(nn.Module):
         self,
         depth: int,
         num_classes: int,
-        skip: dict[str, Any] | None = None,
+        skip: Mapping[str, Any] | None = None,
         shortcut: str = "A",
         width: int = WIDTH,
     ):
@@ -128,7 +129,12 @@ class PreActResNet(nn.Module):
         if shortcut not in SHORTCUTS:
             raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
 
-        skip = dict(skip or PLAIN)
+        skip = PLAIN if skip is None else skip
+        if not isinstance(skip, Mapping) or "kind" not in skip:
+            raise ValueError(
+                f"skip={skip!r}: expected a mapping with the kind and its options, such as "
+                "{'kind': 'rskip', 'skip_lambda': 2}"
+            )
         per_stage = (depth - 2) // 6
         blocks = []
         in_width = width

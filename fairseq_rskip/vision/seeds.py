@@ -108,12 +108,11 @@ def _train_seed(
 
 
 def _check_other_seeds(config: Config, identity: dict[str, Any]) -> None:
-    """Raise ``UserError`` if a seed of these settings has its result from other images."""
+    """Raise ``UserError`` if a seed in the folder has its result from other settings or images.
+
+    The summary is of all seeds there.
+    """
     for path in config.folder().glob(f"seed*/{RESULT}"):
-        try:
-            read_result(path, config, {})
-        except UserError:  # of other settings
-            continue
         read_result(path, config, identity)
 
 
@@ -186,8 +185,7 @@ def _all_results(config: Config, identity: dict[str, Any]) -> list[dict[str, Any
     )
     results = []
     for path in paths:
-        with contextlib.suppress(UserError):  # a result of another run
-            result = read_result(path, config, identity)
-            if result is not None:
-                results.append(result)
+        result = read_result(path, config, identity)
+        if result is not None:
+            results.append(result)
     return results

@@ -292,6 +292,24 @@ def test_where_the_skip_reads_x_before_its_branch_the_paths_are_not_told_apart()
     assert {*probe.means()[""]} == {"skip_cos_y_x", "skip_cos_x_F"} and x.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_the_cosines_are_means_over_positions_however_the_batch_is_cut(is_padded):
+    skip = create_skip("xskip", 5, skip_lambda=2).double()
+    x, f_x = draw((4, 9, 5), 1), draw((4, 9, 5), 2)
+    mask = torch.zeros(4, 9, dtype=torch.bool)
+    if is_padded:
+        mask[2:, 1:7] = True
+    means = []
+    for sizes in ([9], [8, 1]):
+        with PathProbe(skip) as probe:
+            for part in zip(*(t.split(sizes, dim=1) for t in (x, f_x, mask))):
+                skip(part[0], part[1], padding_mask=part[2] if is_padded else None)
+        means.append(probe.means()[""])
+    kept = F.cosine_similarity(x, f_x, dim=-1)[~mask]
+    assert means[0] == pytest.approx(means[1], rel=1e-12)
+    assert means[1]["skip_cos_x_F"] == pytest.approx(float(kept.mean()), rel=1e-12)
+
+
 def test_the_two_paths_of_a_gradient_are_those_of_autograd():
     """y = LN(2x + F(x)), F(x) = 2 tanh(x): the paths' gradients by autograd, with x given twice."""
     skip = create_skip("xskip", 5, skip_lambda=2).double()

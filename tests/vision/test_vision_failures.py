@@ -35,8 +35,9 @@ def test_runs_of_other_settings_are_refused(stopped_copy, whole, images, capfd):
         f"{path} is of another run: --depth: 8 there, 14 here; --skip-kind: rskip there, xskip here"
     )
     assert path.is_file()
-    line = refused(train(capfd, whole.parent, images, depth=14))
-    assert "--depth: 8 there" in line
+    for seed in (1, 2):  # the folder's summary is of one network
+        line = refused(train(capfd, whole.parent, images, depth=14, seeds=[seed]))
+        assert "seed1/result.json is of another run: --depth: 8 there, 14 here" in line
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["unfinished", "finished"])

@@ -102,6 +102,12 @@ def test_a_norm_before_the_branch_is_refused_since_the_branch_begins_with_one():
         PreActResNet(8, 10, {"kind": "xskip", "norm": "none", "pre_norm": True})
 
 
+@pytest.mark.parametrize("skip", ["rskip", {"skip_lambda": 2}, {}])
+def test_a_skip_without_its_kind_is_told_what_is_expected(skip):
+    with pytest.raises(ValueError, match="expected a mapping with the kind and its options"):
+        PreActResNet(8, 10, skip)
+
+
 PAPER = [
     v
     for v in VARIANTS

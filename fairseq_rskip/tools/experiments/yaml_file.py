@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.tools.corpus import DATA, NAMES
-from fairseq_rskip.tools.process import CHECKOUT
+from fairseq_rskip.tools.process import CHECKOUT, EXPERIMENTS
 
 from . import own_text
 from .records import Row, Section, Table
 
-FOLDER = CHECKOUT / "experiments"
+FOLDER = CHECKOUT / EXPERIMENTS
 TEXTS = (Table.Documents, Table.Published, Table.Pairs)  # what is prepared for a table
 Texts = dict[str, own_text.Text]  # folder of the prepared text -> the text
 

@@ -410,7 +410,8 @@ def _rows_of_corpora(name: str, words: list[str]) -> dict[str, dict[str, Any]]:
         )
     if not FOLDER.is_dir():
         raise UserError(
-            f"there is no {FOLDER}: published corpora need a checkout of the project; "
+            f"there is no {FOLDER}: published corpora need a checkout of the project, as the "
+            "current folder where the package is installed; "
             f"your own text: rskip prepare {OWN_PAIRS}"
         )
     import yaml

@@ -83,7 +83,8 @@ def write_report(experiments: list[Experiment], output: Path, with_figures: bool
     if unseen:
         print_line(f"warning: {unseen}", "stderr")
     for part in parts:
-        for warning in part.warnings:
+        not_drawn = [f"{each.title}: {each.problem}" for each in part.figures if each.problem]
+        for warning in [*part.warnings, *not_drawn]:
             print_line(f"warning: {warning}", "stderr")
         print_line(f"{part.heading}\n{part.frame.to_string(index=False)}")
     if is_kept:
@@ -219,7 +220,12 @@ def _markdown(part: Part) -> str:
     blocks = [f"# {tables.markdown(part.heading)}", table]
     blocks += [tables.markdown(sentence) for sentence in sentences if sentence]
     blocks.append(bullets)
-    blocks += [f"![{each.title}]({each.link})" for each in part.figures if not each.problem]
+    for figure in part.figures:
+        if figure.problem:
+            problem = f"{figure.title} could not be drawn: {figure.problem}"
+            blocks.append(tables.markdown(problem))
+        else:
+            blocks.append(f"![{figure.title}]({figure.link})")
     return "\n\n".join(blocks)
 
 
