@@ -100,12 +100,14 @@ def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> Transf
         if f.name not in of_skip | of_training | {"_name"}:
             flat[f.name] = getattr(cfg, f.name)
     for name in _FOLLOWS_ENCODER:
-        flat[name] = flat[name] or flat[name.replace("decoder", "encoder")]
+        if flat[name] is None:
+            flat[name] = flat[name.replace("decoder", "encoder")]
     for name in _FOLLOWS_DECODER:
-        flat[name] = flat[name] or flat["decoder_embed_dim"]
+        if flat[name] is None:
+            flat[name] = flat["decoder_embed_dim"]
     config = TransformerConfig()
     for name, value in flat.items():
-        setattr(config, name, value)
+        setattr(config, name, value)  # fairseq's config puts encoder_layers into encoder.layers
     config.skip = skip
     config.sides = ("encoder", "decoder")
     if base is SkipLanguageModelConfig:

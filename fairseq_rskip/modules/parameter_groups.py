@@ -46,18 +46,18 @@ class ParameterGroups:
         with self.in_effect(optimizer):
             return self.optimizer_step(optimizer, *arguments, **options)
 
-    def in_effect(self, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def in_effect(self, optimizer: Any) -> Iterator[None]:
         """A block in which ``optimizer``, one of fairseq's, steps with the parameters' settings."""
         steps = torch_optimizers(optimizer)
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
         by_parameter = self.applicable(groups, decays)
-        if not by_parameter:
-            return contextlib.nullcontext()
-
         views = flat_views(optimizer, set(by_parameter))
         if views:
-            return step_flat_views(views, by_parameter, decays)
+            with step_flat_views(views, by_parameter, decays):
+                yield
+            return
 
         copies = fp32_copies(optimizer, set(by_parameter))
         if copies:
@@ -65,10 +65,10 @@ class ParameterGroups:
         else:  # the optimizer updates the parameters themselves
             by_tensor = by_parameter
         with contextlib.ExitStack() as blocks:
-            if self.are_optimised(set(by_tensor), steps, groups):
+            if by_tensor and self.are_optimised(set(by_tensor), steps, groups):
                 for step in steps:
                     blocks.enter_context(split_groups(step, by_tensor))
-            return blocks.pop_all()  # left at the end of the caller's block
+            yield
 
     def applicable(
         self, groups: list[dict[str, Any]], decays: bool

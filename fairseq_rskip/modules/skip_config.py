@@ -189,6 +189,8 @@ def check_sizes(name: str, side: Any) -> None:
         "layers": side.layers,
         "embed-dim": side.embed_dim,
         "ffn-embed-dim": side.ffn_embed_dim,
+        "input-dim": getattr(side, "input_dim", 1),  # of a decoder
+        "output-dim": getattr(side, "output_dim", 1),
     }
     for option, size in sizes.items():
         if size < 1:

@@ -83,21 +83,37 @@ class SkipLog:
     ):
         step = update_num + 1
         rate = optimizer.get_lr() if hasattr(optimizer, "get_lr") else 0.0
-        warms_up, self.rate = rate > self.rate > 0.0, rate
+        warms_up = 0.0 < self.rate < rate
+        self.rate = rate
         due = step % self.interval == 0 and step != self.last and not ignore_grad
         arguments = (sample, model, criterion, optimizer, update_num, ignore_grad)
         writes = has_folder() or wandb_run() is not None
         if not self.first:
             self.first = step
-            if not writes and get_global_rank() == 0:
-                package = "tensorboardX (pip install tensorboardX)"
-                needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
-                logger.warning(
-                    f"--skip-log-interval {self.interval} needs {needs}: "
-                    "the skip connections are not logged"
-                )
+            if not writes:
+                self.warn_that_nothing_is_logged()
         if not (due and writes):
             return self.train_step(*arguments, **options)
+        return self.measured_step(step, warms_up, arguments, options)
+
+    def warn_that_nothing_is_logged(self) -> None:
+        if get_global_rank() != 0:
+            return
+        package = "tensorboardX (pip install tensorboardX)"
+        needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
+        logger.warning(
+            f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not "
+            "logged"
+        )
+
+    def measured_step(
+        self, step: int, warms_up: bool, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """One ``train_step``, whose skip connections are measured, logged and warned of.
+
+        ``warms_up`` says whether the learning rate grows.
+        """
+        optimizer = arguments[3]
         with contextlib.ExitStack() as probes:
             probe = probes.enter_context(SkipProbe(self.model))
             paths = probes.enter_context(PathProbe(self.model))

@@ -41,9 +41,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         self.register_buffer("num_batches_tracked", count)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        # torch's kernel takes half inputs with fp32 statistics, and otherwise one type
-        fused = self.running_mean.dtype == (torch.float32 if is_half(x) else x.dtype)
-        if fused and padding_mask is None and (not self.training or x.numel() >= 2 * self.dim):
+        if padding_mask is None and self._kernel_takes(x):
             return self._fused(x)
         z = self._rows(at_least_float32(x))
         padded = self._padded_rows(padding_mask, z)
@@ -58,6 +56,15 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         y = (z - mean) * scale + self.bias
         y = y.masked_fill(padded, 0.0).to(x.dtype)
         return self.to_layout(y.view(self.channels_at_end(x).shape), x)
+
+    def _kernel_takes(self, x: Tensor) -> bool:
+        """Whether torch's kernel computes x: of a half type with fp32 statistics, else of theirs;
+        in training two positions or more.
+        """
+        statistics = torch.float32 if is_half(x) else x.dtype
+        if self.running_mean.dtype != statistics:
+            return False
+        return not self.training or x.numel() >= 2 * self.dim
 
     def _fused(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var

@@ -124,15 +124,20 @@ def weighted_sum(
     x: Tensor, f_x: Tensor, skip_scale: float | Tensor, branch_scale: float | Tensor
 ) -> Tensor:
     """``skip_scale * x + branch_scale * F``."""
-    if isinstance(skip_scale, Tensor):
-        x = skip_scale * x
-    elif skip_scale != 1.0:
-        if not isinstance(branch_scale, Tensor) and branch_scale == 1.0:
-            return torch.add(f_x, x, alpha=skip_scale)
-        x = skip_scale * x
-    if isinstance(branch_scale, Tensor):
-        return x + branch_scale * f_x
-    return torch.add(x, f_x, alpha=branch_scale)
+    if _is_one(skip_scale):
+        return _add_scaled(x, branch_scale, f_x)
+    if _is_one(branch_scale):
+        return _add_scaled(f_x, skip_scale, x)
+    return _add_scaled(skip_scale * x, branch_scale, f_x)
+
+
+def _is_one(scale: float | Tensor) -> bool:
+    return not isinstance(scale, Tensor) and scale == 1.0
+
+
+def _add_scaled(a: Tensor, scale: float | Tensor, b: Tensor) -> Tensor:
+    """``a + scale * b``; for a number in one kernel."""
+    return a + scale * b if isinstance(scale, Tensor) else torch.add(a, b, alpha=scale)
 
 
 def _every_step(

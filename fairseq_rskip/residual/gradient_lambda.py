@@ -135,13 +135,17 @@ def gradient_norms(
         if tensor.requires_grad:
             tensor.register_hook(write)
 
-    def see(name: str, module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
-        if module is shortcuts.get(name, module):
-            watch(args[0] if args else kwargs["x"], name, 0)
-        if module is watched[name]:
-            watch(y, name, 1)
+    def see_input(name: str, _module: nn.Module, args: Any, kwargs: Any, _y: Tensor) -> None:
+        watch(args[0] if args else kwargs["x"], name, 0)
 
+    def see_output(name: str, _module: nn.Module, _args: Any, _kwargs: Any, y: Tensor) -> None:
+        watch(y, name, 1)
+
+    takes_input = {**watched, **shortcuts}  # a shortcut stands before its skip connection
     register_hook = nn.Module.register_forward_hook
-    with hooked(watched, register_hook, see), hooked(shortcuts, register_hook, see):
+    with (
+        hooked(takes_input, register_hook, see_input),
+        hooked(watched, register_hook, see_output),
+    ):
         loss().backward()
     return norms

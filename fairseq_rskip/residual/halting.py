@@ -145,15 +145,22 @@ def halting_cost(modules: list[Halting], reduction: str = "mean") -> Tensor | No
         raise ValueError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
     costs = []
     for module in modules:
-        if module.expected_steps is not None:
-            learns = module.moved.requires_grad or module.direction.requires_grad
-            if torch.is_grad_enabled() and learns and not module.expected_steps.requires_grad:
-                raise ValueError(
-                    "halting_cost: the last forward pass kept no gradient, so the cost would have "
-                    "none: expected one without torch.no_grad() and, with "
-                    "torch.utils.checkpoint, use_reentrant=False"
-                )
-            positions = module.tokens if reduction == "mean" else 1.0
-            costs.append(module.halt_cost * module.expected_steps.sum() / positions)
+        if module.expected_steps is None:  # no training pass since the last call
+            continue
+        _check_gradient(module)
+        positions = module.tokens if reduction == "mean" else 1.0
+        costs.append(module.halt_cost * module.expected_steps.sum() / positions)
         module.expected_steps = None
     return torch.stack(costs).sum() / len(modules) if costs else None
+
+
+def _check_gradient(module: Halting) -> None:
+    """Raise ``ValueError`` where the cost of the last pass would have no gradient."""
+    learns = module.moved.requires_grad or module.direction.requires_grad
+    kept = module.expected_steps is not None and module.expected_steps.requires_grad
+    if torch.is_grad_enabled() and learns and not kept:
+        raise ValueError(
+            "halting_cost: the last forward pass kept no gradient, so the cost would have none: "
+            "expected one without torch.no_grad() and, with torch.utils.checkpoint, "
+            "use_reentrant=False"
+        )

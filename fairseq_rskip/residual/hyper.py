@@ -21,11 +21,10 @@ Mixing = Annotated[
 ]
 
 
-class MatrixSkip(StreamSkip):
-    """``H' = R H + w F(G(r))`` with r, R and w from :meth:`read_mix_write`.
+class RowStreams(StreamSkip):
+    """A rule whose stream is H, n rows of dim channels.
 
-    H is n rows of dim channels. The first block makes n copies of the stack's input; the stack's
-    output is the sum of the rows.
+    The first block makes n copies of the stack's input; the stack's output is the sum of the rows.
     """
 
     norms = all_norms(without=("batch",))
@@ -44,16 +43,23 @@ class MatrixSkip(StreamSkip):
     def widths(self) -> tuple[int, int]:
         return 1 if self.first else self.n, 1 if self.last else self.n
 
+    def rows(self, x: Tensor) -> Tensor:
+        """H, ``(..., n, dim)``, of x."""
+        return torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
+
+    def constants(self) -> dict[str, float]:
+        return {"n": float(self.n), **super().constants()}
+
+
+class MatrixSkip(RowStreams):
+    """``H' = R H + w F(G(r))`` with r, R and w from :meth:`read_mix_write`."""
+
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """r, R and w of H ``(..., n, dim)``: ``(..., dim)``, ``([...,] n, n)`` and ``([...,] n)``.
 
         r is what the branch reads. Row i of R has the weights of the streams in the next stream i.
         """
         raise NotImplementedError
-
-    def rows(self, x: Tensor) -> Tensor:
-        """H, ``(..., n, dim)``, of x."""
-        return torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h = self.rows(x)
@@ -69,9 +75,6 @@ class MatrixSkip(StreamSkip):
         if self.last:  # the sum of the rows of H'
             matrix, writing = matrix.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
         return updated(h, matrix, writing, f_x).flatten(-2)
-
-    def constants(self) -> dict[str, float]:
-        return {"n": float(self.n), **super().constants()}
 
 
 @register("hyper", also=("hyper-connection", "HC", "DHC"))

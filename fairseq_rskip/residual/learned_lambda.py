@@ -70,10 +70,11 @@ class Fraction(LearnedWeights):
         value = self.learned_value()
         # straight-through clamp
         inside = value + (value.clamp(1.0, self.steps) - value).detach()
-        below = inside.detach().floor().clamp(1.0, max(self.steps - 1.0, 1.0))
-        share = inside - below
+        lower = inside.detach().floor().clamp(1.0, max(self.steps - 1.0, 1.0))
+        upper_share = inside - lower
         k = step_numbers(self.steps, self.start.device)
-        return (k == below) * (1.0 - share) + (k == below + 1.0) * share
+        p = torch.where(k == lower, 1.0 - upper_share, upper_share.new_zeros(()))
+        return torch.where(k == lower + 1.0, upper_share, p)
 
 
 class Mixture(LearnedWeights):

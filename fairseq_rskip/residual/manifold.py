@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common
-from .hyper import MatrixSkip, Streams, mixed
+from .hyper import MatrixSkip, RowStreams, Streams, mixed
 from .mixing_matrices import MATRICES
 from .options import Choice, Positive
 from .registry import register
@@ -23,7 +23,7 @@ ReadBias = Annotated[
 ]
 
 
-class SigmoidGates(MatrixSkip):
+class SigmoidGates(RowStreams):
     """The rules that read ``p H``, ``p = sigmoid(P)``, and write by ``w = 2 sigmoid(W)``.
 
     P and W, of shape (n), are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha,
@@ -63,7 +63,7 @@ class SigmoidGates(MatrixSkip):
 
 
 @register("mhc", also=("manifold-constrained hyper-connection", "manifold hyper-connection"))
-class ManifoldConstrained(SigmoidGates):
+class ManifoldConstrained(SigmoidGates, MatrixSkip):
     """mHC ``H' = R H + w F(G(p H))``, R doubly stochastic or a rotation, ``p = sigmoid(P)``,
     ``w = 2 sigmoid(W)``.
 

@@ -10,10 +10,9 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common
-from .depth_attention import depth_attention, depth_weights
 from .options import Choice, Integer, Positive, Real, largest_divisor
 from .registry import register
-from .streams import AttentionResidual, BlockSize, HistorySkip
+from .streams import AttendingSkip, AttentionResidual, BlockSize, HistorySkip
 
 
 @register("mudd", also=("MUDDFormer", "multiway dynamic dense"))
@@ -82,22 +81,15 @@ class MultiHeadAttentionResidual(AttentionResidual):
     ):
         super().__init__(dim, block_size=block_size, heads=heads, temperature=temperature, **common)
         self.heads = largest_divisor(dim, int(heads))
-
-    def weights(self, members: Tensor) -> Tensor:
-        temperature = float(self.options.temperature)
-        return depth_weights(members, self.query, self.eps, self.heads, temperature)
-
-    def mix(self, members: Tensor) -> Tensor:
-        temperature = float(self.options.temperature)
-        return depth_attention(members, self.query, self.eps, self.heads, temperature)
+        self.temperature = float(temperature)
 
     def constants(self) -> dict[str, float]:
-        own = {"H": float(self.heads), "t": float(self.options.temperature)}
+        own = {"H": float(self.heads), "t": self.temperature}
         return {**own, **super().constants()}
 
 
 @register("delta_attnres", also=("delta attention residual",))
-class DeltaAttentionResidual(HistorySkip):
+class DeltaAttentionResidual(AttendingSkip):
     """Delta attention residuals ``y = x + F(G(x + g * sum_{k<l} p_k v_k))``,
     ``p = softmax_k(q_l . v_k / rms(v_k))``.
 
@@ -139,7 +131,7 @@ class DeltaAttentionResidual(HistorySkip):
         if self.first:
             return h, carried
         members = self._returned(carried)
-        mixture = depth_attention(members, self.query, self.eps)
+        mixture = self.mix(members)
         if self.gate is not None:
             mixture = self.gate * mixture
         return (h + mixture).to(x.dtype), carried
@@ -152,9 +144,6 @@ class DeltaAttentionResidual(HistorySkip):
         """What the branches before this block returned."""
         return carried[1].unflatten(-1, [self.stored, self.dim])
 
-    def weights(self, members: Tensor) -> Tensor:
-        return depth_weights(members, self.query, self.eps)
-
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         h, history = carried
         y = h + f_x
@@ -162,7 +151,7 @@ class DeltaAttentionResidual(HistorySkip):
 
 
 @register("multi_gate", also=("multi-gate residual",))
-class MultiGateResidual(HistorySkip):
+class MultiGateResidual(AttendingSkip):
     """Multi-gate residuals of n streams, ``s_i = (1 - beta_i) s_i + beta_i F(G(c))``,
     ``c = sum_i p_i s_i``, with gates ``beta_i = sigmoid(w . s_i / (rms(s_i) sqrt(dim)) + b_i)``
     and, for the next block, ``p = softmax_i(q . s_i / (rms(s_i) sqrt(dim)))``.
@@ -192,6 +181,7 @@ class MultiGateResidual(HistorySkip):
     ):
         super().__init__(dim, streams=streams, gate_bias=gate_bias, **common)
         self.query = self.new_parameter(torch.zeros(dim))
+        self.temperature = dim**0.5
         if not self.stores:
             start = self._bias_by_depth() if gate_bias is None else float(gate_bias)
             self.gate_weight = self.new_parameter(torch.zeros(dim))
@@ -215,12 +205,6 @@ class MultiGateResidual(HistorySkip):
         if self.stores:
             return torch.cat([streams, f_x], -2)
         return streams + self.gates(streams).unsqueeze(-1) * (f_x - streams)
-
-    def weights(self, members: Tensor) -> Tensor:
-        return depth_weights(members, self.query, self.eps, temperature=self.dim**0.5)
-
-    def mix(self, members: Tensor) -> Tensor:
-        return depth_attention(members, self.query, self.eps, temperature=self.dim**0.5)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         return super().combine(x, f_x, carried).to(x.dtype)

@@ -364,8 +364,22 @@ class DenseFormer(HistorySkip):
             self.weight = self.new_parameter(torch.eye(self.stored + 1)[-1])
 
 
+class AttendingSkip(HistorySkip):
+    """A rule that attends over what is stored, with a learned query of shape ``(dim,)``."""
+
+    query: torch.nn.Parameter
+    heads = 1
+    temperature = 1.0
+
+    def weights(self, members: Tensor) -> Tensor:
+        return depth_weights(members, self.query, self.eps, self.heads, self.temperature)
+
+    def mix(self, members: Tensor) -> Tensor:
+        return depth_attention(members, self.query, self.eps, self.heads, self.temperature)
+
+
 @register("attnres", also=("AttnRes", "attention residual", "attn residual"))
-class AttentionResidual(HistorySkip):
+class AttentionResidual(AttendingSkip):
     """Attention residuals: block l reads ``c_l = sum_{k<l} p_k v_k``,
     ``p = softmax_k(w_l . v_k / rms(v_k))``.
 
@@ -399,12 +413,6 @@ class AttentionResidual(HistorySkip):
             f_x = history[..., -self.dim :] + f_x
             history = history[..., : -self.dim]
         return torch.cat([history, f_x], -1).unflatten(-1, [-1, self.dim])
-
-    def weights(self, members: Tensor) -> Tensor:
-        return depth_weights(members, self.query, self.eps)
-
-    def mix(self, members: Tensor) -> Tensor:
-        return depth_attention(members, self.query, self.eps)
 
     def constants(self) -> dict[str, float]:
         return {"block_size": float(self.options.block_size), **super().constants()}

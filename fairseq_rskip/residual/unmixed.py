@@ -9,13 +9,13 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common
-from .hyper import MatrixSkip, Streams, mixed
+from .hyper import RowStreams, Streams, mixed
 from .manifold import ReadBias, SigmoidGates
 from .options import Integer
 from .registry import register
 
 
-class UnmixedStreams(MatrixSkip):
+class UnmixedStreams(RowStreams):
     """``H' = H + w F(G(r))`` with r and w from :meth:`read_write`: R is I."""
 
     mixes_streams = False

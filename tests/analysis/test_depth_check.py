@@ -211,7 +211,9 @@ def test_a_gradient_that_is_lost_for_a_moment_and_one_that_is_kept(check, tmp_pa
 
 def test_a_log_without_cosines_says_which_option_writes_them(check, tmp_path):
     (tmp_path / "skips.jsonl").write_text('{"step": 1, "skip_x_to_F/blocks.0.skip": 2.0}\n')
-    says = r"has no tag skip_cos_x_F/.*--skip-log-interval N and skip connections .* which writes them"
+    says = (
+        r"has no tag skip_cos_x_F/.*--skip-log-interval N and skip connections .* which writes them"
+    )
     with pytest.raises(UserError, match=says):
         check(tmp_path / "skips.jsonl")
 

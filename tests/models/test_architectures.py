@@ -176,6 +176,14 @@ def test_naming_shared_embeddings_again_keeps_them():
             "--encoder-ffn-embed-dim 0: expected an integer >= 1",
         ),
         ("xskip", {"encoder_embed_dim": 0}, "--encoder-embed-dim 0: expected an integer >= 1"),
+        # not the encoder's, as without the option
+        ("xskip", {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: expected an integer >= 1"),
+        (
+            "xskip",
+            {"decoder_ffn_embed_dim": 0},
+            "--decoder-ffn-embed-dim 0: expected an integer >= 1",
+        ),
+        ("lm_xskip", {"decoder_input_dim": 0}, "--decoder-input-dim 0: expected an integer >= 1"),
         ("deepnorm", {"skip_rank": 1}, "--skip-rank 1: kind deepnorm has no such option"),
         ("postln", {"skip_log_interval": -1}, "-log-interval -1: expected an integer >= 0"),
     ],
