@@ -90,12 +90,8 @@ def score_cells(
     bleu = scores["BLEU"]
     unpenalised = bleu.score / bleu.bp if bleu.bp else 0.0
     cells = [f"{score.score:.2f}" for score in scores.values()]
-    return [
-        *cells,
-        f"{unpenalised:.2f}",
-        f"{bleu.bp:.3f}",
-        f"{bleu.sys_len / bleu.ref_len:.3f}",
-    ]
+    cells += [f"{unpenalised:.2f}", f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}"]
+    return cells
 
 
 def p_values(
