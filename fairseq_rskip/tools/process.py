@@ -18,20 +18,19 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import memory_variables
 
 PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
+EXPERIMENTS = "experiments"  # the folder of the paper's tables, in a checkout
 
 
 def find_checkout() -> Path:
     """The folder with experiments/ and data-prep/: around the package, or the current folder, where
     the package is installed and this is a checkout of it.
     """
-    here = Path.cwd()
     is_installed = not (PLUGIN.parent / EXPERIMENTS).is_dir()
-    if is_installed and (here / EXPERIMENTS).is_dir() and (here / PLUGIN.name).is_dir():
-        return here
+    if is_installed and Path(EXPERIMENTS).is_dir() and Path(PLUGIN.name).is_dir():
+        return Path.cwd()
     return PLUGIN.parent
 
 
-EXPERIMENTS = "experiments"
 CHECKOUT = find_checkout()
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|not finite|Minimum loss scale", re.IGNORECASE)

@@ -246,7 +246,7 @@ def test_a_full_disk_for_the_log_does_not_end_the_command():
 
 
 def test_a_commit_says_whether_files_differ_from_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(process, "PLUGIN", tmp_path / "fairseq_rskip")
     assert process.git_commit() is None
     (tmp_path / "file").write_text("as committed\n")
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]

@@ -1,4 +1,4 @@
-"""Write the report of tables: Markdown, CSV and one self-contained tables."""
+"""Write the report of tables: Markdown, CSV and one self-contained page."""
 
 import base64
 import logging
