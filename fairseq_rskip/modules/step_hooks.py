@@ -73,8 +73,10 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
     task.train_step = OverflowWatch(task.train_step, model)
     if is_fully_sharded(model):
         check_fully_sharded(model, lr_scale)
-    elif any(has_settings(skip) for skip in skips(model).values()):
-        task.optimizer_step = ParameterGroups(task.optimizer_step, model, lr_scale)
+    else:
+        if any(has_settings(skip) for skip in skips(model).values()):
+            task.optimizer_step = ParameterGroups(task.optimizer_step, model, lr_scale)
+        task.optimizer_step = StockState(task.optimizer_step, model)
     on_sphere = [skip for skip in skips(model).values() if skip.has_unit_length]
     if on_sphere:
         if is_fully_sharded(model):
@@ -83,7 +85,6 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
                 "expected another backend"
             )
         task.optimizer_step = UnitLength(task.optimizer_step, on_sphere)
-    task.optimizer_step = StockState(task.optimizer_step, model)
     if learned(model) or lambdas(model):
         task.train_step = Report(task.train_step, model)
 
@@ -172,7 +173,8 @@ class StockState:
 
     It has no names, only stock's order of parameters: there a layer's norms stand beside their
     sublayers, here they come last. In one flat tensor, as under --fp16, it would fit without an
-    error. Raises :class:`~fairseq_rskip.errors.UserError` at the first step.
+    error. Raises :class:`~fairseq_rskip.errors.UserError` at the first step. That of sharded
+    parameters is not looked at.
     """
 
     def __init__(self, optimizer_step: Any, model: Any):

@@ -440,7 +440,7 @@ def test_a_card_names_a_folder_of_images_without_its_path(classifier, tmp_path):
 def test_a_card_has_the_span_of_a_number_that_differs_between_blocks():
     blocks = [create_skip("wskip", 4, init=weight) for weight in (1.0, 2.5, 1.5)]
     assert rule_line(blocks).startswith("* `wskip` (alpha 1, weight 1 to 2.5): Learned skip ")
-    assert rule_line([create_skip("b2t", 4, pre_norm=False)]).startswith("* `b2t`: ")
+    assert rule_line([create_skip("orthogonal", 4)]).startswith("* `orthogonal`: ")
 
 
 def test_an_own_rule_goes_with_the_model_and_the_card_names_it(tmp_path, monkeypatch):
