@@ -3,7 +3,7 @@
 fairseq parses twice, first to learn the architecture and then with its options added, but
 ``--help`` already ends the first pass: the options of a model never appear. The plugin adds them to
 the parser before that first pass. A misspelt name would be answered with all 900 names of fairseq
-and the plugin, a misspelt kind with all 60; here it is the nearest one.
+and the plugin, a misspelt kind with all kinds; here it is the nearest one.
 """
 
 import argparse

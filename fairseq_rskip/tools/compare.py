@@ -258,8 +258,6 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if len(options.systems) < 2:
         parser.error("two systems are needed, or more")
-    if options.comet:
-        comet.program()
     stop_on_signals()
     systems = {}
     for name, path in name_paths(options.systems).items():
@@ -267,6 +265,8 @@ def main(argv: list[str] | None = None) -> None:
     score_texts = are_texts(systems)
     if score_texts:
         check_options_of_texts(options)
+    if options.comet:
+        comet.program()
     paths = {name: system.evaluated() for name, system in systems.items()}
 
     if score_texts:

@@ -1,4 +1,4 @@
-"""A stock training that goes on with the plugin, whose parameters are in another order."""
+"""Training on from a checkpoint of stock fairseq, whose optimizer orders parameters otherwise."""
 
 import shlex
 

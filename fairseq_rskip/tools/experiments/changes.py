@@ -46,17 +46,17 @@ def changes_of(experiment: Experiment) -> Changes:
     free = TASKS[experiment.task].free
     options = {name: value for name, value in experiment.changed.items() if name not in free}
     data = _other_data(experiment)
-    length = None
-    if LENGTHS.keys() & options.keys():
-        length, in_file = _relative_length(experiment)
+    if not LENGTHS.keys() & options.keys():
+        return Changes(data, 1.0, options)
+    length, in_file = _relative_length(experiment)
     if length is None:
         return Changes(data, 1.0, options)
-    others = {}
-    for name, value in options.items():
-        is_in_proportion = name in in_file and value == round(length * in_file[name])
-        is_warm_up = name in LENGTHS.values()
-        if name not in LENGTHS and not (is_warm_up and is_in_proportion):
-            others[name] = value
+
+    covered = set(LENGTHS)
+    for warm_up in set(LENGTHS.values()) & options.keys() & in_file.keys():
+        if options[warm_up] == round(length * in_file[warm_up]):  # in proportion
+            covered.add(warm_up)
+    others = {name: value for name, value in options.items() if name not in covered}
     return Changes(data, length, others)
 
 

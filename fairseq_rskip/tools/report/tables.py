@@ -59,7 +59,7 @@ def legend(
     if any(len(result.values) > 1 for result in results):
         value = f"mean over seeds; {DEVIATION} {value.capitalize()}"
     if any(result.best for result in results):
-        value += ". Bold: the best, if its difference is below 0.05 after Holm's correction "
+        value += f". Bold: the best, if its difference is below {LEVEL} after Holm's correction "
         value += "and over seeds"
     baseline = _baseline(results)
     difference = f"the row's value minus that of {baseline}"
@@ -158,12 +158,10 @@ def _count(result: Result) -> str:
     """The number of seeds, and of how many where some are missing."""
     if not result.runs:
         return ""
-    planned = str(len(result.runs))
-    return (
-        planned
-        if result.values.keys() == result.runs.keys()
-        else f"{len(result.values)} of {planned}"
-    )
+    planned = len(result.runs)
+    if result.values.keys() == result.runs.keys():
+        return str(planned)
+    return f"{len(result.values)} of {planned}"
 
 
 def minus_published(result: Result) -> float | None:

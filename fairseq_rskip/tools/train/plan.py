@@ -116,13 +116,17 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     processes = user_options.get("distributed-world-size") or devices
     step = step_options(recipe.tokens, processes, user_options)
 
+    notes = [_recipe_note(own, corpus, recipe_name, schedule), *schedule.notes()]
+    if step:
+        notes.append(tokens_per_step(step, processes, recipe.tokens))
     save = Path(user_options.get("save-dir") or CHECKPOINTS / Path(corpus.name).name / own.arch)
+    saves = _saves_on_cpu(recipe, user_options) if "cpu" in device else {}
     below_recipe = {"lr": f"{_default_lr(parsed.model):g}", **device}
     above_recipe = {
         **task,
         **of_model,
         **step,
-        **(_saves_on_cpu(recipe, user_options) if "cpu" in device else {}),
+        **saves,
         "warmup-updates": schedule.warm_up,
         "skip-invalid-size-inputs-valid-test": True,
         "save-dir": save,
@@ -149,11 +153,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         settings=_settings(own.arch, parsed),
         warm_up=schedule.warm_up,
         switches=_switches(parsed.model, command),
-        notes=[
-            _recipe_note(own, corpus, recipe_name, schedule),
-            *schedule.notes(),
-            *([tokens_per_step(step, processes, recipe.tokens)] if step else []),
-        ],
+        notes=notes,
         warnings=[
             *_warnings_of_corpus(corpus),
             *_warnings_of_device(own, device),
