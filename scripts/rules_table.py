@@ -32,7 +32,8 @@ from torch import Tensor, nn
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.models.architectures import first_variant
 from fairseq_rskip.residual import KINDS, skips
-from fairseq_rskip.residual.registry import OTHER_NAMES, paper
+from fairseq_rskip.residual.docstrings import paper
+from fairseq_rskip.residual.names import OTHER_NAMES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
 COSTS = PAGE.parents[1] / "results" / "rule_cost.csv"

@@ -21,11 +21,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa
 
 from fairseq_rskip.models import _help, architectures, building, skip_transformer  # noqa: E402
 from fairseq_rskip.residual import KINDS, own_rules  # noqa: E402
-from fairseq_rskip.residual.registry import (  # noqa: E402
-    nearest_kind,
-    usual_name,
-    why_not_built,
-)
+from fairseq_rskip.residual.names import nearest_kind, usual_name, why_not_built  # noqa: E402
 
 # λ before a rule's name, or no norm behind it: transformer_2rskip_tiny
 WITHOUT_NORM = re.compile(r"_\d?([xra]skip)(?=_(?!ln|bn)|$)")

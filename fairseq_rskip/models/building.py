@@ -19,8 +19,9 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules import fixnorm, step_hooks
+from fairseq_rskip.modules.fp16_range import growth
 from fairseq_rskip.modules.profiling import is_fully_sharded, profile
-from fairseq_rskip.modules.skip_config import check_sizes, growth
+from fairseq_rskip.modules.skip_config import check_sizes
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.parameters import check_lr_scale

@@ -4,7 +4,7 @@ import textwrap
 from typing import Any
 
 from fairseq_rskip.models.architectures import FAMILIES, LM_SIZES, SIZES, VARIANTS
-from fairseq_rskip.residual.registry import equation
+from fairseq_rskip.residual.docstrings import equation
 
 WIDTH = 120
 

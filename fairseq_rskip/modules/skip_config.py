@@ -3,8 +3,6 @@
 import argparse
 import functools
 import itertools
-import logging
-import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
@@ -15,10 +13,8 @@ from fairseq_rskip.console import number_or_auto
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.flags import flag, option_name, selected, settings
 from fairseq_rskip.option_error import OptionError, RefusedOption, refused
-from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip, own_rules
+from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip, trial
 
-FP16_MAX = 65504.0
-FP16_MARGIN = 100  # activations themselves reach tens
 SETTINGS = settings(KINDS)
 
 
@@ -84,7 +80,7 @@ class _SkipOptions:
         chosen = f"--arch {arch} with --skip-kind {self.skip_kind}"
         try:
             with torch.device("cpu"):  # the model may be built without memory, on meta
-                own_rules.try_forward(str(self.skip_kind), functools.partial(build, 8))
+                trial.try_forward(str(self.skip_kind), functools.partial(build, 8))
             return build(1)
         except OptionError as error:
 
@@ -140,47 +136,6 @@ def _what_the_place_decides(skip: SkipConnection) -> Any:
     return skip.constants(), skip.drop_rate, skip.pre is None, [*skip.state_dict()]
 
 
-def _growth(skip: SkipConnection) -> float:
-    """The factor by which a sum lets the stream grow; 1 where a norm follows the sum."""
-    return 1.0 if len(skip.post) else skip.stream_gain()
-
-
-def growth(sides: dict[str, list[SkipConnection]]) -> tuple[int, str]:
-    """One line on how a stream without a norm after the sum grows with depth, or "".
-
-    Before it comes the level to log it with: a warning, unless fp16 holds the stream.
-    """
-    every = [skip for skips in sides.values() for skip in skips]
-    if any(parameter.is_meta for skip in every for parameter in skip.parameters()):
-        return logging.INFO, ""
-    gains = {side: [_growth(skip) for skip in skips] for side, skips in sides.items() if skips}
-    fastest = max(every, key=_growth, default=None)
-    if fastest is None:
-        return logging.INFO, ""
-    scale = _growth(fastest)
-    if scale <= 1:
-        return logging.INFO, ""
-
-    largest = 0.0
-    stacks = []
-    for side, own in gains.items():
-        product = math.prod(own)
-        largest = max(largest, product)
-        alike = min(own) == max(own)
-        factors = f"{own[0]:g}^{len(own)}" if alike else f"{own[0]:g} ... {own[-1]:g}"
-        stacks.append(f"{factors} = {product:.3g} through the {side}")
-    through = " and ".join(stacks)
-
-    grows = f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}"
-    if largest < FP16_MAX / FP16_MARGIN:
-        return logging.INFO, f"{grows}. That is within fp16 (largest value {FP16_MAX:g})"
-    verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
-    return logging.WARNING, (
-        f"{grows}. That {verdict} fp16 (largest value {FP16_MAX:g}); "
-        f"the way out is {way_out(fastest)}"
-    )
-
-
 def check_sizes(name: str, side: Any) -> None:
     """Raise :class:`~fairseq_rskip.errors.UserError` for layers or a width < 1, or for heads that
     do not divide the width.
@@ -200,16 +155,6 @@ def check_sizes(name: str, side: Any) -> None:
         heads = side.attention_heads
         error = OptionError(f"{name}-attention-heads", heads, "a divisor of the width", width)
         raise RefusedOption(error)
-
-
-def way_out(skip: SkipConnection) -> str:
-    """What keeps the stream of ``skip`` within fp16's range."""
-    ways = ["fp32 or bf16"]
-    if "post" in skip.slots and not len(skip.post) and skip.pre is None:
-        ways.append("--skip-norm layer")
-    if hasattr(skip.options, "skip_lambda"):
-        ways.append("a smaller --skip-lambda")
-    return ", or ".join(ways)
 
 
 SkipConfig: type[Any] = make_dataclass(

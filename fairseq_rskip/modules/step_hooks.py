@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
-from torch import Tensor
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import load_operator
+from fairseq_rskip.modules.fp16_range import OverflowWatch
 from fairseq_rskip.modules.parameter_groups import (
     ParameterGroups,
     check_fully_sharded,
@@ -23,8 +23,7 @@ from fairseq_rskip.modules.parameter_groups import (
     torch_optimizers,
 )
 from fairseq_rskip.modules.profiling import is_fully_sharded, is_training_process
-from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
-from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
+from fairseq_rskip.modules.skip_log import Folder, SkipLog
 from fairseq_rskip.parameters import UnmovedCoefficients, learned
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
@@ -196,45 +195,3 @@ class StockState:
                 "expected --reset-optimizer --reset-lr-scheduler --reset-meters "
                 "--reset-dataloader, or --finetune-from-model instead of --restore-file"
             )
-
-
-class OverflowWatch:
-    """A task's ``train_step`` that looks for the block that leaves fp16's range.
-
-    It looks when fp16's loss scale has fallen.
-
-    The first block, in the order of computation, whose output is above half of fp16's largest value
-    or not finite is named in one warning, with the cure. While the scale does not fall, an update
-    costs nothing with ``--fp16``, and one wait for the device with ``--amp``, whose scale is there.
-    """
-
-    def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.model, self.scale, self.named = train_step, model, 0.0, False
-
-    def __call__(self, sample, model, criterion, optimizer, *arguments, **options):
-        before, self.scale = self.scale, loss_scale(optimizer)
-        if self.named or not self.scale < before:
-            return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
-        largest: dict[Any, Tensor] = {}
-
-        def note(skip: Any, _args: Any, y: Tensor) -> None:
-            largest[skip] = y.detach().abs().max()
-
-        handles = [skip.register_forward_hook(note) for skip in skips(self.model).values()]
-        try:
-            return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.warn(largest)
-
-    def warn(self, largest: dict[Any, Tensor]) -> None:
-        names = {skip: name for name, skip in skips(self.model).items()}
-        for skip, value in largest.items():
-            if not value < FP16_MAX / 2:
-                self.named = True
-                reached = (
-                    f"the output of {names[skip]} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}"
-                )
-                logger.warning(f"{reached}: expected {way_out(skip)}")
-                return

@@ -5,7 +5,8 @@
 """
 
 from .base import Common, SkipConnection, create_skip, skips
-from .place import BranchWeights, Place, Weight
+from .branch_weights import BranchWeights, Weight
+from .place import Place
 from .profile import initialise_from_batch
 from .registry import KINDS, register
 from .stack import skip_stack

@@ -10,12 +10,14 @@ from typing_extensions import TypedDict
 
 from ..norms import NoCoefficients, at_least_float32, check_layout, parameters_of_norms
 from ..option_error import OptionError
-from . import inputs
+from . import inputs, training_setup
+from .branch_weights import BranchWeights, check_weights
 from .norm_slots import NormSlots
 from .options import WITH_ALPHA, checked_options, options_of, short
-from .place import BranchWeights, Place, check_weights
+from .place import Place
 from .registry import KINDS, rule_of
 from .state import WithRule
+from .training_setup import TrainingSetup
 
 
 class Common(TypedDict, total=False):
@@ -84,7 +86,6 @@ class SkipConnection(NormSlots, WithRule):
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
     scales_embedding: ClassVar[bool] = False  # whether initialise rescales the word embeddings
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
-
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
 
     def __init__(
@@ -106,44 +107,44 @@ class SkipConnection(NormSlots, WithRule):
     ):
         super().__init__()
         check_layout(dim, channel_dim)
+        self._check_kind(channel_dim)
+        self.dim, self.channel_dim, self.eps = int(dim), int(channel_dim), eps
+        self.batch_dim = 0 if channel_dim == 1 else checked_batch_dim(batch_dim)
+        self.norm_axes = norm_axes
+        self.factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.setup = TrainingSetup()
+
+        if not (place is None or isinstance(place, Place)):
+            raise ValueError(f"place={place!r}: expected a Place, such as Place(index=0, depth=6)")
+        self.has_place = place is not None
+        self.place = Place() if place is None else place
+
+        common = {
+            "norm": self.default_norm if norm is None else norm,
+            "norm_alpha": norm_alpha,
+            "drop_path": drop_path,
+        }
+        self.options = checked_options(self, {**common, **options}, place)
+        self._check_alpha()
+        if self.needs_place:
+            self.require_place()
+        self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
+        self.add_norms(norm, pre_norm)
+
+    def _check_kind(self, channel_dim: int) -> None:
+        """Raise ``ValueError`` for a base class, and for a rule of sequences in a ResNet."""
         if not self.kind:
             raise ValueError(f"{type(self).__name__} is a base class: build one of its kinds")
         if channel_dim == 1 and not self.for_images:
             accepted = ", ".join(name for name, rule in KINDS.items() if rule.for_images)
             raise OptionError("kind", self.kind, f"one of {accepted} for images")
-        self.dim, self.channel_dim, self.eps = int(dim), int(channel_dim), eps
-        self.batch_dim = 0 if channel_dim == 1 else checked_batch_dim(batch_dim)
-        self.norm_axes = norm_axes
-        self.factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
-        if not (place is None or isinstance(place, Place)):
-            raise ValueError(f"place={place!r}: expected a Place, such as Place(index=0, depth=6)")
-
-        values = {
-            "norm": self.default_norm if norm is None else norm,
-            "norm_alpha": norm_alpha,
-            "drop_path": drop_path,
-            **options,
-        }
-        self.options = checked_options(self, values, place)
-        if norm_alpha is not None and self.options.norm not in WITH_ALPHA:
-            raise OptionError(
-                "norm_alpha",
-                norm_alpha,
-                "no value",
-                {"norm": self.options.norm},
-                "only dyt and derf have an α",
-            )
-        self.has_place = place is not None
-        self.place = Place() if place is None else place
-        if self.needs_place:
-            self.require_place()
-        self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
-        self.state_was_loaded = False
-        self.roles_started: set[str] = set()  # of the branch's weights that initialise has rescaled
-        self.setup_checked = False  # whether missing_setup was asked
-        self.was_prepared = False  # whether prepare was called
-        self.add_norms(norm, pre_norm)
+    def _check_alpha(self) -> None:
+        """Raise :class:`.OptionError` for an initial α of a norm that has none."""
+        norm, alpha = self.options.norm, self.options.norm_alpha
+        if alpha is not None and norm not in WITH_ALPHA:
+            reason = "only dyt and derf have an α"
+            raise OptionError("norm_alpha", alpha, "no value", {"norm": norm}, reason)
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -254,12 +255,12 @@ class SkipConnection(NormSlots, WithRule):
         """
         check_weights(weights)
         if self.starts_branch and not self.has_unit_length:
-            inputs.refuse_second_start(self, weights)
-        self.roles_started.update(weights)
+            training_setup.refuse_second_start(self, weights)
+        self.setup.roles_started.update(weights)
 
     def missing_setup(self) -> str:
         """What should have been called before training and was not; "" if nothing is missing."""
-        if not self.starts_branch or self.roles_started or self.state_was_loaded:
+        if not self.starts_branch or self.setup.roles_started or self.setup.state_was_loaded:
             return ""
         return (
             "the branch's weights are as they were drawn; "
@@ -273,7 +274,7 @@ class SkipConnection(NormSlots, WithRule):
         has_entries = any(name.startswith(prefix) for name in state)
         could_have = bool([*self.parameters(), *self.buffers()])  # T-Fixup could not
         if "skip" in metadata or has_entries or not could_have:
-            self.state_was_loaded = True
+            self.setup.state_was_loaded = True
 
     def without_gradient(self) -> tuple[str, ...]:
         """The names of learned parameters that have no gradient at this place, by the equation."""
@@ -319,8 +320,8 @@ class SkipConnection(NormSlots, WithRule):
         Raises ``ValueError`` for an x of another width. A rule that overrides this calls it.
         """
         inputs.check_width(self, x)
-        if not torch.compiler.is_compiling() and not self.was_prepared:
-            self.was_prepared = True
+        if not torch.compiler.is_compiling():
+            self.setup.was_prepared = True
         h, carried = self.current(x)
         return h if self.pre is None else self.pre(h), carried
 
@@ -340,8 +341,8 @@ class SkipConnection(NormSlots, WithRule):
         Shapes, types, the mask and what is raised: :class:`SkipConnection`.
         """
         inputs.check(self, x, f_x, carried, padding_mask)
-        if self.training and not self.setup_checked:
-            inputs.warn_of_missing_setup(self, x)
+        if self.training and not self.setup.was_checked:
+            training_setup.warn_of_missing_setup(self, x)
         dtype = x.dtype
         if self.branch is not None:
             # rounded to a half type once, after the sum

@@ -8,9 +8,9 @@ from typing_extensions import Unpack
 
 from ..norms import create_norm
 from .base import Common, SkipConnection
+from .branch_weights import BranchWeights
 from .mixing_matrices import product
 from .options import Choice, Integer, all_norms, largest_divisor
-from .place import BranchWeights
 from .registry import register
 from .streams import StreamSkip
 

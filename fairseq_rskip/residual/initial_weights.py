@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from .base import Common
+from .branch_weights import BranchWeights, rescale_to_xavier
 from .options import all_norms
-from .place import BranchWeights, rescale_to_xavier
 from .registry import register
 from .weighted import ConstantSkip, Weighted
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .base import skips
 from .hooks import hooked
+from .training_setup import TrainingSetup
 
 
 class Profiled(nn.Module):
@@ -14,10 +15,10 @@ class Profiled(nn.Module):
 
     wants_profile = True
     is_profiled = False
-    state_was_loaded: bool
+    setup: TrainingSetup
 
     def missing_setup(self) -> str:
-        if not self.wants_profile or self.is_profiled or self.state_was_loaded:
+        if not self.wants_profile or self.is_profiled or self.setup.state_was_loaded:
             return ""
         return (
             "no profile yet; call residual.initialise_from_batch(model, loss) once, before training"

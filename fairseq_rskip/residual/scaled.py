@@ -5,8 +5,8 @@ from typing import Annotated
 from typing_extensions import Unpack
 
 from .base import Common
+from .branch_weights import BranchWeights, rescale_to_xavier
 from .options import Between, Integer, all_norms
-from .place import BranchWeights, rescale_to_xavier
 from .registry import register
 from .weighted import BranchScale, ConstantSkip
 

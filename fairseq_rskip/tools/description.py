@@ -23,8 +23,8 @@ from fairseq_rskip.norms.rows import DyT
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
 from fairseq_rskip.residual import BranchWeights, SkipConnection, own_rules, skips
+from fairseq_rskip.residual.docstrings import equation, paper
 from fairseq_rskip.residual.profile import wanting_profile
-from fairseq_rskip.residual.registry import equation, paper
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
 ALIKE = 0.1  # measured values of blocks that differ by less are shown as one

@@ -11,8 +11,8 @@ from ..flags import flag as skip_flag
 from ..flags import label, option_name, selected, settings
 from ..option_error import OptionError, RefusedOption
 from ..parameters import check_lr_scale
-from ..residual import KINDS, Place, SkipConnection, create_skip, own_rules
-from ..residual.registry import nearest_kind
+from ..residual import KINDS, Place, SkipConnection, create_skip, own_rules, trial
+from ..residual.names import nearest_kind
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
 # in the identity of a run
@@ -43,7 +43,7 @@ class Config(_SkipOptions, Settings):
             error = OptionError("skip-kind", self.skip_kind, expected, reason=reason)
             raise RefusedOption(error)
         try:
-            own_rules.try_forward(self.skip_kind, lambda: self._skip(8, channel_dim=-1))
+            trial.try_forward(self.skip_kind, lambda: self._skip(8, channel_dim=-1))
             skip = self.first_skip()
         except OptionError as error:
             raise RefusedOption(error.renamed(option_name)) from None

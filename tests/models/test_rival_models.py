@@ -12,8 +12,8 @@ from transformer_helpers import TINY, batch, build, sentences, task
 from vision_helpers import train
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules import profiling, step_hooks
-from fairseq_rskip.modules.skip_config import way_out
+from fairseq_rskip.modules import profiling
+from fairseq_rskip.modules.fp16_range import OverflowWatch, way_out
 from fairseq_rskip.residual import create_skip, skips
 from fairseq_rskip.vision.model import PreActResNet
 
@@ -293,7 +293,7 @@ def test_the_first_block_to_leave_fp16_is_named_once_the_loss_scale_falls(caplog
     def train_step(sample, model, criterion, optimizer):
         calls.append(model(*sample)[0])
 
-    watched = step_hooks.OverflowWatch(train_step, model)
+    watched = OverflowWatch(train_step, model)
     inputs = batch(sentences())
     for scale in (128.0, 128.0, 64.0, 32.0):
         optimizer.scaler.loss_scale = scale

@@ -9,8 +9,8 @@ import torch
 from skip_variants import draw
 
 from fairseq_rskip.residual import KINDS, Place, create_skip, skip_stack, skips
+from fairseq_rskip.residual.branch_weights import Weight
 from fairseq_rskip.residual.mixing_matrices import MATRICES
-from fairseq_rskip.residual.place import Weight
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
 NEED_PLACE += ["x0", "b2t", "deepnorm", "scaled", "lnscale", "keel", "mixln", "fixup", "gpt2"]

@@ -15,7 +15,7 @@ from fairseq_rskip.residual import (
     skip_stack,
     skips,
 )
-from fairseq_rskip.residual.place import Weight
+from fairseq_rskip.residual.branch_weights import Weight
 
 
 def test_layerscale_starts_at_zero_where_zero_is_asked_for():
@@ -242,6 +242,29 @@ def test_a_resumed_ngpt_keeps_its_lengths(before):
         second.weight.mul_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
     resumed.to_unit_length()
     torch.testing.assert_close(second.weight, first.weight)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_loop_that_leaves_out_to_unit_length_is_warned_once(restored):
+    linear = torch.nn.Linear(4, 4)
+    skip = create_skip("ngpt", 4)
+    skip.initialise({"fc1": Weight(linear.weight, 0.5)})
+    skip.load_state_dict(skip.state_dict())  # a change in place that keeps the lengths
+    optimizer = torch.optim.SGD([*skip.parameters(), *linear.parameters()], lr=1.0)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for seed in range(3):
+            x = draw((2, 3, 4), seed, torch.float32)
+            h, carried = skip.prepare(x)
+            skip(x, linear(h), carried).pow(2)[..., 0].sum().backward()
+            optimizer.step()
+            if restored:
+                skip.to_unit_length()
+        skip.eval().prepare(x)
+    texts = [str(warning.message) for warning in found]
+    assert len(texts) == (0 if restored else 1)
+    assert restored or "than 1; call to_unit_length() after each update" in texts[0]
+    assert all(warning.filename == __file__ for warning in found)
 
 
 def test_a_vector_of_zeros_is_no_nan_on_ngpts_sphere():

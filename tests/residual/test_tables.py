@@ -24,13 +24,9 @@ from fairseq_rskip.models.flat_config import SkipLanguageModelConfig  # noqa: E4
 from fairseq_rskip.models.overview import overview  # noqa: E402
 from fairseq_rskip.option_error import OptionError  # noqa: E402
 from fairseq_rskip.residual import KINDS  # noqa: E402
-from fairseq_rskip.residual.registry import (  # noqa: E402
-    NOT_BUILT,
-    OTHER_NAMES,
-    equation,
-    rule_of,
-    usual_name,
-)
+from fairseq_rskip.residual.docstrings import equation  # noqa: E402
+from fairseq_rskip.residual.names import NOT_BUILT, OTHER_NAMES, usual_name  # noqa: E402
+from fairseq_rskip.residual.registry import rule_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND_OF_ARCH = {f"transformer_{variant}": skip["skip_kind"] for variant, skip in VARIANTS.items()}
