@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32
 from ..option_error import OptionError
 from .base import Common, SkipConnection, skips
+from .coefficients import Coefficients
 from .gradient_lambda import OneStep, choose_steps
 from .halting import Halting
 from .learned_lambda import Fraction, Mixture
@@ -107,18 +108,17 @@ class AdaptiveSkip(Profiled, Recursive):
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Coefficients:
         steps = self.step_coefficients(x, f_x, padding_mask)
         x, f_x = at_least_float32(x), at_least_float32(f_x)
-        a, b, c = (torch.stack(parts) for parts in zip(*steps))
-        ys = a * x + b * f_x + c
+        of_steps = Coefficients(*(torch.stack(parts) for parts in zip(*steps)))
+        ys = of_steps.value(x, f_x)
 
         axis = -1 if self.channel_dim == -1 else 2  # the features, in ys
         p = self.shares.of_steps(ys.movedim(axis, -1)).detach()
         p = p.unsqueeze(axis) if p.dim() > 1 else p.view(-1, *[1] * x.dim())
 
-        a, b, c = ((p * part).sum(0).to(x.dtype).expand_as(x) for part in (a, b, c))
-        return a, b, c
+        return Coefficients(*((p * part).sum(0) for part in of_steps)).like(x)
 
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         a, b, _ = self.coefficients(x, f_x, padding_mask)

@@ -12,6 +12,7 @@ from ..norms import NoCoefficients, at_least_float32, check_layout, parameters_o
 from ..option_error import OptionError
 from . import inputs, training_setup
 from .branch_weights import BranchWeights, check_weights
+from .coefficients import Coefficients
 from .norm_slots import NormSlots
 from .options import WITH_ALPHA, checked_options, options_of, short
 from .place import Place
@@ -199,7 +200,7 @@ class SkipConnection(NormSlots, WithRule):
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Coefficients:
         """a, b and c of ``y = a * x + b * F + c``, each of x's shape and at least fp32.
 
         The statistics of the norms and all gates are held constant. Raises

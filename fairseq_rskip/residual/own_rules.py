@@ -56,25 +56,34 @@ def _run(path: Path) -> None:
         raise UserError(f"{VARIABLE}: {path}: expected a name that can be imported, my_rule.py")
     if _is_main(path):
         return  # it will register its rule
-    loaded = sys.modules.get(path.stem)
-    if path.stem in _checksums and _is_file(loaded, path):
-        return
-    if loaded is None:
-        spec = importlib.util.find_spec(path.stem)
-        has_name = spec is not None
-        origin = spec.origin if spec else None
-    else:
-        has_name = True
-        origin = getattr(loaded, "__file__", None)
-    if has_name and not _is_same(origin, path):
-        where = f", {origin}" if origin else ""
-        raise UserError(
-            f"{VARIABLE}: {path}: there is another module {path.stem}{where}; rename the file"
-        )
+    is_imported = path.stem in sys.modules
+    if is_imported and path.stem in _checksums and _is_file(sys.modules[path.stem], path):
+        return  # by an earlier call
+    _check_no_other_module(path)
     _checksums[path.stem] = _sha256(path)
-    if loaded:
-        return
+    if not is_imported:
+        _execute(path)
 
+
+def _check_no_other_module(path: Path) -> None:
+    """Raise ``UserError`` if ``import`` of the file's name would give another module."""
+    name = path.stem
+    if name in sys.modules:
+        origin = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return
+        origin = spec.origin
+    if not _is_same(origin, path):
+        file = f", {origin}" if origin else ""
+        raise UserError(
+            f"{VARIABLE}: {path}: there is another module {name}{file}; rename the file"
+        )
+
+
+def _execute(path: Path) -> None:
+    """Run the file as a module, which registers a rule. Raises ``UserError`` where it does not."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)

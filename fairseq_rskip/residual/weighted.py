@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import Norm, at_least_float32, weighted_sum
+from ..norms import at_least_float32, weighted_sum
 from . import inputs
 from .base import Common, SkipConnection
+from .coefficients import Coefficients
 from .options import Integer, Positive, Real, all_norms
 from .place import Place
 from .registry import register
@@ -74,35 +75,32 @@ class Weighted(SkipConnection):
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        a, b, c = self.step_coefficients(x, f_x, padding_mask)[-1]
-        return a, b, c
+    ) -> Coefficients:
+        return self.step_coefficients(x, f_x, padding_mask)[-1]
 
     def step_coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+    ) -> list[Coefficients]:
         """:meth:`coefficients` of y_1, y_2, ... after each norm, or of the sum without a norm."""
         inputs.check(self, x, f_x, None, padding_mask)
         x, f_x = at_least_float32(x), at_least_float32(f_x)
         sums = self.coefficients_of_sums(x, f_x, padding_mask)
         if len(self.post) == 0:
-            return [_expanded(x, *sums[0])]
-        steps = []
-        for norm, coefficients in zip(self.post, sums):
-            steps.append(_expanded(x, *_after(norm, coefficients, x, f_x, padding_mask)))
-        return steps
+            return [sums[0].like(x)]
+        return [
+            of_sum.after(norm, x, f_x, padding_mask).like(x)
+            for norm, of_sum in zip(self.post, sums)
+        ]
 
     def coefficients_of_sums(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """a, b and c of what each norm after the sum reads, ``a * x + b * F + c``, for x and F of
-        at least fp32.
-        """
-        p, q, r = self.coefficients_of_first_sum(x, f_x, padding_mask)
-        sums = [(p, q, r)]
+    ) -> list[Coefficients]:
+        """Those of what each norm after the sum reads, for x and F of at least fp32."""
+        first = self.coefficients_of_first_sum(x, f_x, padding_mask)
+        sums = [first]
         for norm in list(self.post)[:-1]:
-            a, b, c = _after(norm, sums[-1], x, f_x, padding_mask)
-            sums.append((p + a, b, c))
+            a, b, c = sums[-1].after(norm, x, f_x, padding_mask)
+            sums.append(Coefficients(first.a + a, b, c))  # x once more
         return sums
 
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -126,47 +124,28 @@ class Weighted(SkipConnection):
 
     def coefficients_of_last_sum(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """a, b and c of the sum that the last norm reads."""
+    ) -> Coefficients:
+        """Those of the sum that the last norm reads."""
         inputs.check(self, x, f_x, None, padding_mask)
-        return self.coefficients_of_sums(at_least_float32(x), at_least_float32(f_x), padding_mask)[
-            -1
-        ]
+        x, f_x = at_least_float32(x), at_least_float32(f_x)
+        return self.coefficients_of_sums(x, f_x, padding_mask)[-1]
 
     def coefficients_of_first_sum(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """p, q and r of the sum ``p * x + q * F + r``, for x and F of at least fp32."""
+    ) -> Coefficients:
+        """p, q and r of ``p * x + q * F + r``, for x and F of at least fp32."""
         one = x.new_ones(())
         p, q = (one * scale for scale in self.scales(x))
         r = self.offset() + x.new_zeros(())
         if self.branch is not None:
             scale, shift = self.branch.affine_map(f_x, padding_mask)
             q, r = q * scale, r + q * shift
-        return p, q, r
+        return Coefficients(p, q, r)
 
     def stream_gain(self) -> float:
         shape = [1, self.dim, 1, 1] if self.channel_dim == 1 else [1, self.dim]
         p, _ = self.scales(torch.zeros(shape, device="cpu"))
         return float(torch.as_tensor(p, device="cpu").detach().abs().max())
-
-
-def _after(
-    norm: Norm,
-    coefficients: tuple[Tensor, Tensor, Tensor],
-    x: Tensor,
-    f_x: Tensor,
-    padding_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """a, b and c of ``norm(a * x + b * F + c)``, its statistics held constant."""
-    a, b, c = coefficients
-    scale, shift = norm.affine_map(a * x + b * f_x + c, padding_mask)
-    return scale * a, scale * b, scale * c + shift
-
-
-def _expanded(x: Tensor, *parts: Tensor) -> tuple[Any, ...]:
-    """Each of ``parts`` with x's type and shape."""
-    return tuple(part.to(x.dtype).expand_as(x) for part in parts)
 
 
 class ConstantSkip(Weighted):

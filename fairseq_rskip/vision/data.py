@@ -194,6 +194,8 @@ def load_image_folder(path: Path, cache: Path) -> ImageSet:
         raise UserError(
             f"the class folders of {train} and {test} differ (only in one: {different})"
         )
+    if len(classes) < 2:
+        raise UserError(f"{train} has one class, {classes[0]}: expected two or more")
     images = ImageSet(classes, train_images, train_labels, test_images, test_labels)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -105,6 +105,14 @@ def test_a_context_window_is_as_stated(rskip, language_model, evaluated, tmp_pat
     )
 
 
+def test_options_of_a_beam_search_are_refused_for_a_text(rskip, language_model, capsys):
+    data, folder = language_model
+    for option, value in (("--beam", "5"), ("--lenpen", "1.0"), ("--comet", "model")):
+        assert rskip("evaluate", data, folder, option, value) == 1
+        expected = f"{option} {value} is for translations, and the data are a text"
+        assert expected in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_language_models_are_compared_by_documents(
     rskip, language_model, evaluated, tmp_path, capsys

@@ -107,6 +107,10 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
         ({"evaluate": {"out": "elsewhere"}}, "evaluate has no option 'out'"),
         ({"evaluate": {"beam": 0}}, "evaluate: --beam: '0' is not a whole number"),
         (
+            {"evaluate": {"context-window": 8}},
+            "evaluate: --context-window 8 is for a text, and the data are a translation",
+        ),
+        (
             {"rows": [*TRANSLATION["rows"], {"label": "lm", "arch": "transformer_lm_preln_tiny"}]},
             "row 'lm': multi30k-en-de has two languages: expected a translation model",
         ),
@@ -129,6 +133,7 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
         "another loss of a sweep",
         "a reserved option",
         "a value",
+        "an option of texts",
         "a language model",
         "of arch",
         "of recipe",

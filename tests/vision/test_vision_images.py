@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import shutil
 import struct
 import sys
 import tarfile
@@ -182,6 +183,7 @@ def moved(name, to):
     )
 
 
+SPLITS = ("train", "test")
 # what is spoilt -> how, and how the error begins
 BAD = {
     "no folder": (moved(".", "x"), "{} does not exist; expected a folder"),
@@ -189,6 +191,10 @@ BAD = {
     "an empty class": (
         lambda at: (at / "test" / "eel").mkdir(),
         "{}/test/eel holds no image: expected test/<class>/<image>",
+    ),
+    "one class": (
+        lambda at: [shutil.rmtree(at / split / name) for split in SPLITS for name in CLASSES[1:]],
+        "{}/train has one class, cat: expected two or more",
     ),
     "a stray image": (
         lambda at: write_image(at / "train" / "x.png", 1),

@@ -104,6 +104,19 @@ def default_options(data: Path, weights: Path) -> Namespace:
     return options
 
 
+def check_kind_of_data(options: Namespace, is_monolingual: bool) -> None:
+    """Raise ``UserError`` for an option of translations on a text, or of texts on a translation."""
+    if is_monolingual:
+        unused, reason = ("comet", "beam", "lenpen"), "is for translations, and the data are a text"
+    else:
+        unused, reason = ("context_window",), "is for a text, and the data are a translation"
+    parser = make_parser()
+    for name in unused:
+        value = getattr(options, name)
+        if value != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} {value} {reason}")
+
+
 def choose_checkpoints(options: Namespace, corpus: Corpus) -> tuple[list[Path], str]:
     """The checkpoints to average, and a line that says which. Raises ``UserError``."""
     from fairseq_rskip.tools.evaluate import weights
@@ -213,10 +226,7 @@ def evaluate(options: Namespace) -> None:
     from fairseq_rskip.tools.evaluate import weights  # takes seconds
 
     corpus = Corpus.find_for_evaluation(options.data)
-    if options.comet and corpus.is_monolingual:
-        raise UserError(f"{corpus.folder} is a text: --comet scores translations")
-    if options.context_window and not corpus.is_monolingual:
-        raise UserError(f"{corpus.folder} has two languages: --context-window is for a text")
+    check_kind_of_data(options, corpus.is_monolingual)
     if options.comet:
         comet.program()
     references = corpus.references(options.subset)

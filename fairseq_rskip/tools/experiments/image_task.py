@@ -21,13 +21,12 @@ class Images(Task):
     names = DATA_SETS
     prefix = FOLDER
     metric = "error"
-    held_out = "valid_error"  # decides sweeps
+    held_out = "valid_error"
     has_architectures = False
-    # metric -> whether lower is better
     metrics = dict.fromkeys(
         ("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True
     )
-    over_seeds = tuple(metrics)  # of a whole run; the others are of sentences
+    over_seeds = tuple(metrics)
     weights = ("checkpoint.pt",)
     reserved = ("data", "seeds", "output", "resume")
 
@@ -41,21 +40,15 @@ class Images(Task):
 
     @property
     def free(self) -> list[str]:
-        """The options that do not change results."""
         return [name for name, field in self.fields.items() if field.metadata.get("free")]
 
     def data_name(self, data: str) -> str:
-        """The name of ``data`` in a report and in a run's identity: a folder's own name."""
         name = Path(data.removeprefix(FOLDER)).name
         if data.startswith(FOLDER) and name in DATA_SETS:
             return f"folder {name}"
         return name
 
     def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:
-        """The run, without seed and folder, and warnings.
-
-        Raises ``UserError`` as train_cifar.py would.
-        """
         from fairseq_rskip.vision.config import parse
 
         config = parse(self._words(data, cell.options))
@@ -107,13 +100,12 @@ class Images(Task):
         return words
 
     def commands(self, run: Run) -> list[list[str]]:
-        """The command lines that fill the run's folder; train_cifar.py names it after the seed."""
+        """As in the base class; train_cifar.py names the folder after the seed."""
         command = [*RSKIP, "train-cifar", *self._words(run.data, run.options)]
         command += ["--seeds", str(run.seed), "--output", str(run.folder.parent), "--resume"]
         return [command]
 
     def progress(self, run: Run) -> tuple[float, str]:
-        """The part of the training that is done, from 0 to 1, and its losses."""
         newest: dict[str, Any] = {}
         try:
             for record in read_json_lines(run.folder / "log.jsonl"):
@@ -127,10 +119,6 @@ class Images(Task):
             return 0.0, ""
 
     def measure(self, run: Run) -> dict[str, Any] | None:
-        """The results of a training: ``values`` by metric, and further entries of a report.
-
-        None if it has not finished.
-        """
         try:
             result = json.loads((run.folder / "result.json").read_text("utf-8"))
             values = {}

@@ -48,7 +48,7 @@ class Translation(Task):
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir")
 
     def data_name(self, data: str) -> str:
-        """The corpus's name in preparation.json; of your own text, the folder's name."""
+        """As in the base class; of a published corpus the name in its preparation.json."""
         corpus = Corpus.find_or_plan(data)
         if corpus.known:
             return corpus.known
@@ -69,15 +69,11 @@ class Translation(Task):
         Corpus.find_for_evaluation(data).references("test")
 
     def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:
-        """The run, without seed and folder, and warnings.
-
-        Raises ``UserError`` as train.sh and evaluate.sh would.
-        """
         _check_single_values(cell.options)
         plan = planned(data, cell.arch, tuple(to_argv(cell.options)))
         self._check_plan(plan, cell)
         metrics = {experiment.metric, *experiment.table.also}
-        _check_metrics(metrics, cell.evaluate)
+        _check_metrics(metrics, cell.evaluate, self.is_monolingual)
         self._check_held_out(metrics, cell)
 
         corpus = Path(data).name if data in experiment.texts else self.data_name(data)
@@ -146,7 +142,7 @@ class Translation(Task):
         }
 
     def commands(self, run: Run) -> list[list[str]]:
-        """The command lines that fill the run's folder: training, and evaluation if scored."""
+        """Those of the training, and of the evaluation if the run is scored."""
         save = run.folder / training_files.CHECKPOINTS
         options = dict(run.options)
         if run.averaged:  # training keeps as many checkpoints, for rows that share it, too
@@ -163,7 +159,6 @@ class Translation(Task):
         return [train, evaluate]
 
     def progress(self, run: Run) -> tuple[float, str]:
-        """The part of the training that is done, from 0 to 1, and its losses."""
         if has_checkpoints(run.folder) and (run.folder / run.evaluation).is_dir():
             return 1.0, "evaluating"
 
@@ -178,10 +173,7 @@ class Translation(Task):
         return min(1.0, done / max(1, run.length)), training_files.summary(newest)
 
     def measure(self, run: Run) -> dict[str, Any] | None:
-        """The held-out losses by metric, and further entries of a report.
-
-        None if the training is not finished.
-        """
+        """As in the base class; the metrics of a training are its held-out losses."""
         save = run.folder / training_files.CHECKPOINTS
         values = _held_out_losses(save)
         if not values and not run.scored:
@@ -273,12 +265,12 @@ def _check_single_values(options: dict[str, Any]) -> None:
             )
 
 
-def _check_metrics(metrics: set[str], evaluate: dict[str, Any]) -> None:
+def _check_metrics(metrics: set[str], evaluate: dict[str, Any], is_monolingual: bool) -> None:
     """Raise ``UserError`` for COMET without its model, and for what evaluate.sh refuses."""
     if comet.NAME in metrics and "comet" not in evaluate:
         raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")
     if evaluate:
-        check_evaluation(tuple(to_argv(evaluate)))
+        check_evaluation(tuple(to_argv(evaluate)), is_monolingual)
 
 
 def _run_name(corpus: str, cell: Cell, plan: Any) -> str:
@@ -303,9 +295,9 @@ def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
 
 
 @functools.cache  # the rows of a table share their evaluation
-def check_evaluation(words: tuple[str, ...]) -> None:
+def check_evaluation(words: tuple[str, ...], is_monolingual: bool) -> None:
     """Raise ``UserError`` for options that evaluate.sh refuses."""
-    from fairseq_rskip.tools.evaluate.main import make_parser
+    from fairseq_rskip.tools.evaluate.main import check_kind_of_data, make_parser
 
     parser = make_parser()
     known = [option.removeprefix("--") for option in parser.option_strings if option != "--out"]
@@ -315,7 +307,7 @@ def check_evaluation(words: tuple[str, ...]) -> None:
             hint = did_you_mean(name, known, f"expected {', '.join(known)}")
             raise UserError(f"evaluate has no option {name!r}; {hint}")
     try:
-        parser.parse_args(["DATA", "FOLDER", *words])
+        check_kind_of_data(parser.parse_args(["DATA", "FOLDER", *words]), is_monolingual)
     except UserError as error:
         raise UserError(f"evaluate: {error}") from None
 
