@@ -34,9 +34,12 @@ class Variant(NamedTuple):
         skip = create_skip(dim=dim, **self.options, **layout)
         with torch.no_grad():
             for name, parameter in skip.named_parameters():
-                parameter.uniform_(
-                    0.5, 1.5, generator=torch.Generator().manual_seed(seed + sum(map(ord, name)))
-                )
+                generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
+                parameter.uniform_(0.5, 1.5, generator=generator)
+                is_vector = name in skip.learned() and parameter.dim() == 1
+                if is_vector and not name.startswith("shares.") and not name.endswith("bias"):
+                    signs = torch.randint(2, parameter.shape, generator=generator) * 2 - 1
+                    parameter.mul_(signs)  # a rule that takes |w| for w would not show
         skip.set_num_updates(700)
         return skip
 
@@ -172,7 +175,7 @@ def ddl(x, f, p):
 def ngpt(x, f, p):
     d = x.size(1)
     x, f = (z / ((z * z).sum(1, keepdim=True) / d) ** 0.5 for z in (x, f))
-    y = x + 0.05 * d**0.5 * p["weight"] * (f - x)
+    y = x + 0.05 * d**0.5 * p["weight"].abs() * (f - x)
     return y / ((y * y).sum(1, keepdim=True) / d) ** 0.5
 
 

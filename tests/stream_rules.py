@@ -129,6 +129,9 @@ class Stack(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.uniform_(0.5, 1.5, generator=generator)
+                if name.split(".", 2)[2] in ("r", "s", "a_r", "a_m", "b", "first_weight"):
+                    signs = torch.randint(2, parameter.shape, generator=generator) * 2 - 1
+                    parameter.mul_(signs)
                 if name.endswith(("query", "w1", "w2", "gate_down", "gate_weight")):
                     parameter.mul_(0.2)  # a sharp softmax amplifies rounding
                 if name.endswith("phi_res") and self.turns:

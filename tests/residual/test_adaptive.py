@@ -109,41 +109,86 @@ def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
     assert skip.shares.moved.grad != 0
 
 
-def test_halting_costs_what_its_tokens_take_and_padding_nothing():
-    skip = askip("halting", 3, halt_cost=0.5)
-    halting = skip.shares
-    assert halting_modules(torch.nn.ModuleList([skip, askip("halting")])) == [halting]
-    x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3, dtype=torch.bool)
+@pytest.fixture
+def padded_batch():
+    """Four positions of three sentences, and a mask that leaves 10 of the 12 tokens."""
+    x = draw((4, 3, 5), 1, torch.float32)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
     mask[2:, 1] = True
-    skip(x, x, None, mask)
-    assert torch.equal(halting.expected_steps.detach(), 3.0 * (~mask))
-    assert halting_cost([halting], "sum").item() == 0.5 * 3 * 10
-    assert halting_cost([halting], "sum") is None
+    return x, mask
 
-    skip(x, x, None, mask)
-    assert halting_cost([halting], "mean").item() == pytest.approx(0.5 * 3)
+
+@pytest.fixture
+def three_steps():
+    """A halting skip whose every token takes 3 steps, at a cost of 0.5 a step."""
+    return askip("halting", 3, halt_cost=0.5)
+
+
+def test_only_a_halting_skip_with_a_cost_enters_the_loss(three_steps):
+    model = torch.nn.ModuleList([three_steps, askip("halting"), askip("fraction")])
+    assert halting_modules(model) == [three_steps.shares]
+
+
+@pytest.mark.parametrize(("reduction", "cost"), [("sum", 0.5 * 3 * 10), ("mean", 0.5 * 3)])
+def test_the_cost_is_that_of_the_steps_of_unpadded_tokens(
+    three_steps, padded_batch, reduction, cost
+):
+    x, mask = padded_batch
+    three_steps(x, x, None, mask)
+    assert halting_cost([three_steps.shares], reduction).item() == pytest.approx(cost)
+
+
+def test_a_cost_is_a_sum_or_a_mean(three_steps):
     with pytest.raises(ValueError, match="^reduction='none': expected 'mean' or 'sum'"):
-        halting_cost([halting], "none")
+        halting_cost([three_steps.shares], "none")
 
-    skip(x, x, None, torch.ones_like(mask))  # nothing but padding costs nothing
-    assert halting_cost([halting], "mean").item() == 0
 
-    skip(x, x, None, mask)
-    assert copy.deepcopy(skip).shares.expected_steps is None and halting.expected_steps is not None
+def test_a_batch_of_padding_costs_nothing(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps(x, x, None, torch.ones_like(mask))
+    assert halting_cost([three_steps.shares], "mean").item() == 0
 
-    halting.mean_steps.fill_(2.0)
-    skip(x, x, None, mask)
-    # a running mean, from its start towards 3
-    assert float(halting.mean_steps) == pytest.approx(2 + 0.01)
-    skip(x, x, None, torch.ones_like(mask))  # nothing but padding moves nothing
-    assert float(halting.mean_steps) == pytest.approx(2 + 0.01)
-    skip.bfloat16()(x.bfloat16(), x.bfloat16())
+
+def test_a_forward_pass_is_charged_once(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps(x, x, None, mask)
+    assert halting_cost([three_steps.shares], "sum") is not None
+    assert halting_cost([three_steps.shares], "sum") is None
+
+
+def test_a_pass_in_evaluation_costs_nothing(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps.eval()(x, x, None, mask)
+    assert halting_cost([three_steps.shares], "sum") is None
+
+
+def test_a_copy_is_not_charged_for_the_last_pass(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps(x, x, None, mask)
+    assert halting_cost([copy.deepcopy(three_steps).shares]) is None
+    assert halting_cost([three_steps.shares]) is not None
+
+
+def test_the_mean_number_of_steps_moves_a_hundredth_of_the_way(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps.shares.mean_steps.fill_(2.0)
+    three_steps(x, x, None, mask)
+    assert float(three_steps.shares.mean_steps) == pytest.approx(2 + 0.01 * (3 - 2))
+
+
+def test_a_batch_of_padding_does_not_move_the_mean_number_of_steps(three_steps, padded_batch):
+    x, mask = padded_batch
+    three_steps.shares.mean_steps.fill_(2.0)
+    three_steps(x, x, None, torch.ones_like(mask))
+    assert float(three_steps.shares.mean_steps) == 2.0
+
+
+def test_the_mean_number_of_steps_is_kept_in_fp32(three_steps, padded_batch):
+    x, _ = padded_batch
+    three_steps.shares.mean_steps.fill_(2.0)
+    three_steps.bfloat16()(x.bfloat16(), x.bfloat16())
     # bf16 has nothing between 2 and 2.0156
-    assert float(halting.mean_steps) == pytest.approx(2 + 0.0199)
-
-    halting_cost([skip.float().shares], "sum")
-    skip.eval()(x, x, None, mask)
-    assert halting_cost([halting], "sum") is None
+    assert float(three_steps.shares.mean_steps) == pytest.approx(2.01)
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["new", "reentrant"])

@@ -11,7 +11,7 @@ import torch
 from skip_variants import draw
 from stream_rules import Stack, copy_parameters, pre_norm
 
-from fairseq_rskip.residual import Place, create_skip
+from fairseq_rskip.residual import Place, create_skip, skip_stack, skips
 
 DECODER = Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
 FIRST = Place(index=0, depth=6, position=1, sublayers=2)
@@ -250,3 +250,29 @@ def test_fractional_connections_report_the_parts_that_they_use():
     place = DECODER
     for parts, used in ((5, 4), (8, 8)):  # the largest divisor of 64 up to it
         assert create_skip("fractional", 64, parts=parts, place=place).constants()["m"] == used
+
+
+@pytest.mark.parametrize("mixing", ["static", "dynamic"])
+def test_a_branch_of_hyper_connections_reads_one_stream_the_next_in_each_block(mixing):
+    first, *others = skips(skip_stack("hyper", 5, layers=3, streams=4, mixing=mixing)).values()
+    streams = draw((3, 4, 5), 1, torch.float32)  # four that differ
+    for number, skip in enumerate(others, start=1):
+        read, _ = skip.current(streams.flatten(-2))
+        torch.testing.assert_close(read, streams[:, number % 4])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "most"),
+    [
+        ("sinkhorn", 2e-3),
+        ("permutations", 1e-2),
+        ("kronecker", 1e-3),
+        ("quaternions", 0),
+        ("cayley", 0),
+    ],
+)
+def test_the_streams_of_mhc_are_hardly_mixed_at_first(matrix, most):
+    """The logits beside the identity's start at -8: e^-8 is 0.0003, of 23 permutations 0.008."""
+    _, second, *_ = skips(skip_stack("mhc", 9, layers=2, streams=4, matrix=matrix)).values()
+    _, mixing, _ = second.read_mix_write(draw((5, 4, 9), 1, torch.float32))
+    assert (mixing - torch.eye(4)).abs().max() <= most

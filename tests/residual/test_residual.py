@@ -5,6 +5,7 @@ That is identities, layouts, padding, state, errors, scripting and compilation.
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -14,6 +15,7 @@ from skip_variants import CASES, IMAGE, NAMES, SEQUENCE, VARIANTS, Case, draw, g
 from test_fsdp import Block
 
 from fairseq_rskip.residual import KINDS, PLAIN, Place, create_skip
+from fairseq_rskip.residual.options import short
 
 BATCH_CASES = [case for case in CASES if case.masked and case.variant.norm == "batch"]
 BATCH_CASES += [  # their norm behind the branch has to leave padding out, too
@@ -123,48 +125,121 @@ def test_torch_export_gives_the_same_numbers(kind):
         )
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
-def test_round_trips(variant):
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+
+
+def inputs_of(dim=33):
+    return draw((4, dim), 1, torch.float32), draw((4, dim), 2, torch.float32)
+
+
+@each_variant
+def test_a_forward_pass_does_not_change_its_inputs(variant):
+    x, f = inputs_of()
+    x_before, f_before = x.clone(), f.clone()
+    variant.build(33)(x, f)
+    assert torch.equal(x, x_before) and torch.equal(f, f_before)
+
+
+@each_variant
+def test_every_parameter_has_a_gradient(variant):
+    """DistributedDataParallel waits for every one."""
+    skip = variant.build(33)
+    x, f = inputs_of()
+    h, carried = skip.prepare(x.requires_grad_())
+    skip(x, f * h, carried).sum().backward()
+    assert [name for name, p in skip.named_parameters() if p.grad is None] == []
+
+
+def by_state_dict(variant, skip):
+    file = io.BytesIO()
+    torch.save(skip.state_dict(), file)
+    file.seek(0)
+    loaded = variant.build(33, seed=2).eval()  # other random parameters
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    return loaded
+
+
+COPIES = {
+    "state dict": by_state_dict,
+    "deepcopy": lambda variant, skip: copy.deepcopy(skip),
+    "pickle": lambda variant, skip: pickle.loads(pickle.dumps(skip)),
+}
+
+
+@each_variant
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_computes_the_same(variant, way):
     skip = variant.build(33, seed=1)
-    x, f = draw((4, 33), 1, torch.float32), draw((4, 33), 2, torch.float32)
-    skip(x, f)
-    assert torch.equal(x, draw((4, 33), 1, torch.float32)) and torch.equal(
-        f, draw((4, 33), 2, torch.float32)
-    )
-    skip(x.requires_grad_(), f * skip.prepare(x)[0]).sum().backward()
-    assert all(p.grad is not None for p in skip.parameters()), (
-        "DistributedDataParallel waits for every gradient"
-    )
-    skip.eval()
-    loaded, saved = variant.build(33, seed=2).eval(), io.BytesIO()
-    torch.save(skip.state_dict(), saved)
-    saved.seek(0)
-    loaded.load_state_dict(torch.load(saved, weights_only=True))
-    for twin in (loaded, copy.deepcopy(skip), pickle.loads(pickle.dumps(skip))):
-        assert type(twin) is type(skip) and issubclass(type(skip), KINDS[variant.kind])
-        assert torch.equal(twin(x, f), skip(x, f))
+    x, f = inputs_of()
+    skip(x, f)  # moves running statistics off their start
+    twin = COPIES[way](variant, skip.eval())
+    assert type(twin) is KINDS[variant.kind]
+    assert torch.equal(twin.eval()(x, f), skip(x, f))
+
+
+@each_variant
+def test_a_representation_has_every_option(variant):
+    shown = repr(variant.build(33))
     for name, value in variant.options.items():
-        assert name == "place" or f"{name}={value}".replace(".0", "") in repr(skip)
+        if name != "place":
+            assert f"{name}={short(value)}" in shown
 
 
-def test_stochastic_depth_draws_per_example_and_scales_in_training():
-    x, f = draw((4, 200, 5), 1, torch.float32), draw((4, 200, 5), 2, torch.float32)
-    skip = create_skip(dim=5, **PLAIN, drop_path=0.5, place=Place(index=1, depth=2, sublayers=1))
-    assert torch.equal(skip.eval()(x, f), x + f)
+def changed_examples(skip, x, f, axis):
+    """Which examples have a branch: one boolean for each index of ``axis``.
+
+    Fails if a position differs from the others of its example.
+    """
+    changed = (skip(x, f) != x).any(-1)
+    others = [dim for dim in range(changed.dim()) if dim != axis]
+    per_example = changed.float().mean(others)
+    assert set(per_example.tolist()) <= {0.0, 1.0}
+    return per_example.bool()
+
+
+@pytest.mark.parametrize(
+    ("batch_dim", "shape", "axis"),
+    [(-2, (4, 200, 5), 1), (1, (4, 200, 5), 1), (0, (200, 4, 5), 0), (-3, (200, 4, 5), 0)],
+)
+def test_stochastic_depth_drops_whole_examples_at_its_rate(batch_dim, shape, axis):
     torch.manual_seed(1)
-    scaled = skip.train()(x, f)
-    kept = (scaled != x).any(-1)
-    torch.testing.assert_close(scaled[kept], (x + 2 * f)[kept])
-    assert torch.equal(kept.all(0), kept.any(0)) and 70 < kept.any(0).sum() < 130
-    for batch_dim in (0, -3):
-        front = create_skip(dim=5, **PLAIN, drop_path=0.5, batch_dim=batch_dim)
-        kept = (front(x.transpose(0, 1), f.transpose(0, 1)) != x.transpose(0, 1)).any(-1)
-        assert torch.equal(kept.all(1), kept.any(1)) and 70 < kept.any(1).sum() < 130
-    first = create_skip(dim=5, **PLAIN, drop_path=0.5, place=Place(index=0, depth=2, sublayers=1))
-    assert first.drop_rate == 0.25
-    for each in (skip, front):
-        one = [(each(x[0, 0], f[0, 0]) != x[0, 0]).tolist() for _ in range(40)]
-        assert [True] * 5 in one and [False] * 5 in one and len(set(map(tuple, one))) == 2
+    skip = create_skip(dim=5, **PLAIN, drop_path=0.5, batch_dim=batch_dim)
+    x, f = draw(shape, 1, torch.float32), draw(shape, 2, torch.float32)
+    kept = changed_examples(skip, x, f, axis).sum()
+    assert 70 < kept < 130  # of 200: 100 +- 4.2 standard deviations
+
+
+def test_a_branch_that_stochastic_depth_keeps_is_divided_by_the_chance_to_keep_it():
+    torch.manual_seed(1)
+    skip = create_skip(dim=5, **PLAIN, drop_path=0.75)
+    x, f = draw((4, 200, 5), 1, torch.float32), draw((4, 200, 5), 2, torch.float32)
+    y = skip(x, f)
+    kept = (y != x).any(-1)
+    torch.testing.assert_close(y[kept], (x + 4 * f)[kept])
+
+
+def test_stochastic_depth_is_off_in_evaluation():
+    skip = create_skip(dim=5, **PLAIN, drop_path=0.5).eval()
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    assert torch.equal(skip(x, f), x + f)
+
+
+def test_the_rate_of_stochastic_depth_grows_linearly_to_that_of_the_last_block():
+    rates = []
+    for index in range(2):
+        for position in range(2):
+            place = Place(index=index, depth=2, position=position, sublayers=2)
+            rates.append(create_skip(dim=5, **PLAIN, drop_path=0.4, place=place).drop_rate)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("batch_dim", [-2, 0])
+def test_stochastic_depth_drops_an_example_without_a_batch_as_a_whole(batch_dim):
+    torch.manual_seed(1)
+    skip = create_skip(dim=5, **PLAIN, drop_path=0.5, batch_dim=batch_dim)
+    x, f = draw((5,), 1, torch.float32), draw((5,), 2, torch.float32)
+    changed = {tuple((skip(x, f) != x).tolist()) for _ in range(40)}
+    assert changed == {(True,) * 5, (False,) * 5}
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "scale", "ada"])
@@ -179,37 +254,57 @@ def test_a_norm_behind_the_branch_takes_the_scale_from_it(kind, norm):
     assert (skip(x, f) - x - f).abs().max() > 0.1
 
 
-def test_a_branch_reads_what_its_kind_says():
-    """It reads pre-norm in preln and periln, over sqrt(l) in layer l.
+THIRD_OF_TEN = Place(index=2, depth=10)
 
-    In mixln it does not in the first floor(a N) of N layers.
-    """
-    x, place = draw(SEQUENCE, 1, torch.float32) * 3, Place(index=2, depth=10)
-    normal = F.layer_norm(x, (5,))
-    for kind, expected in (
-        ("preln", normal),
-        ("periln", normal),
-        ("outln", x),
-        ("lnscale", normal / 3**0.5),
-    ):
-        torch.testing.assert_close(create_skip(kind, 5, place=place).prepare(x)[0], expected)
-    for kind in ("ngpt", "nag"):
-        with pytest.raises(ValueError, match="expected 5 at dimension -1"):
-            create_skip(kind, 5, place=place).prepare(torch.ones(3, 4))
-    for kind in ("fixup", "rezero", "x0"):  # asked for
-        skip = create_skip(kind, 5, pre_norm=True, place=Place())
-        torch.testing.assert_close(skip.prepare(x)[0], normal)
-    fixup = create_skip("fixup", 5, place=Place())
-    torch.nn.init.constant_(fixup.bias_in, 0.25)
-    torch.testing.assert_close(fixup.prepare(x)[0], x + 0.25)
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reads"),
+    [
+        ("preln", {}, lambda x: F.layer_norm(x, (5,))),
+        ("periln", {}, lambda x: F.layer_norm(x, (5,))),
+        ("outln", {}, lambda x: x),
+        ("lnscale", {}, lambda x: F.layer_norm(x, (5,)) / math.sqrt(3)),
+        ("fixup", {"pre_norm": True}, lambda x: F.layer_norm(x, (5,))),
+        ("rezero", {"pre_norm": True}, lambda x: F.layer_norm(x, (5,))),
+        ("x0", {"pre_norm": True, "place": Place()}, lambda x: F.layer_norm(x, (5,))),
+    ],
+)
+def test_a_branch_reads_what_its_kind_says(kind, options, reads):
+    x = 3 * draw(SEQUENCE, 1, torch.float32)
+    skip = create_skip(kind, 5, **{"place": THIRD_OF_TEN, **options})
+    torch.testing.assert_close(skip.prepare(x)[0], reads(x))
+
+
+def test_lnscale_divides_nothing_in_the_first_layer():
+    x = 3 * draw(SEQUENCE, 1, torch.float32)
     first = create_skip("lnscale", 5, place=Place(index=0, depth=10))
     assert torch.equal(first.prepare(x)[0], create_skip("preln", 5).prepare(x)[0])
-    for share, post_norm in ((0.0, False), (0.29, False), (0.3, True), (1.0, True)):
-        skip = create_skip("mixln", 5, post_share=share, place=place)
-        assert torch.equal(skip.prepare(x)[0], x) == post_norm == (len(skip.post) == 1)
-    # 0.29 * 100 is 28.999999999999996 in float64
-    last = create_skip("mixln", 5, post_share=0.29, place=Place(index=28, depth=100))
-    assert len(last.post) == 1
+
+
+@pytest.mark.parametrize("kind", ["ngpt", "nag"])
+def test_a_rule_that_normalises_x_itself_refuses_another_width(kind):
+    with pytest.raises(ValueError, match="expected 5 at dimension -1"):
+        create_skip(kind, 5, place=THIRD_OF_TEN).prepare(torch.ones(3, 4))
+
+
+def test_a_branch_of_fixup_reads_x_plus_its_bias():
+    x, skip = draw(SEQUENCE, 1, torch.float32), create_skip("fixup", 5, place=Place())
+    torch.nn.init.constant_(skip.bias_in, 0.25)
+    torch.testing.assert_close(skip.prepare(x)[0], x + 0.25)
+
+
+@pytest.mark.parametrize(
+    ("share", "depth", "post_norm_layers"),
+    [(0.0, 10, 0), (0.29, 10, 2), (0.3, 10, 3), (1.0, 10, 10), (0.29, 100, 29)],
+)  # 0.29 * 100 is 28.999999999999996 in float64
+def test_mixln_is_post_norm_in_the_first_share_of_the_layers(share, depth, post_norm_layers):
+    x = 3 * draw(SEQUENCE, 1, torch.float32)
+    is_post_norm = []
+    for index in range(depth):
+        skip = create_skip("mixln", 5, post_share=share, place=Place(index=index, depth=depth))
+        is_post_norm.append(torch.equal(skip.prepare(x)[0], x))
+        assert is_post_norm[-1] == (len(skip.post) == 1)
+    assert is_post_norm == [index < post_norm_layers for index in range(depth)]
 
 
 def test_a_rule_that_needs_a_norm_before_the_branch_is_refused_in_a_resnet():
@@ -221,6 +316,14 @@ def test_a_rule_that_needs_a_norm_before_the_branch_is_refused_in_a_resnet():
     NormFirst(5)
     with pytest.raises(ValueError, match="expected a rule that takes norm='none', for a ResNet"):
         NormFirst(5, channel_dim=1)
+
+
+def test_a_mask_in_the_place_of_carried_is_refused():
+    x, mask = torch.ones(3, 2, 4), torch.zeros(3, 2, dtype=torch.bool)
+    with pytest.raises(
+        ValueError, match=r"^carried is a Tensor: expected the second result of pre"
+    ):
+        create_skip("rskip", 4)(x, x, mask)
 
 
 NAN, INF = float("nan"), float("inf")
