@@ -60,3 +60,11 @@ def train(corpus, save_dir, arch, *more):
     log = run_checked(command)
     assert "--weight-decay also shrinks" not in log
     return load_checkpoint(save_dir / "checkpoint_last.pt")
+
+
+def flat_copy(model):
+    """What fairseq's fp16 optimizer holds of ``model``: one flat parameter; here in float64."""
+    parameters = list(model.parameters())
+    flat = torch.nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    return parameters, flat

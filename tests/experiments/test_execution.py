@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -486,3 +487,17 @@ def test_a_training_that_diverged_is_not_repeated(tmp_path, monkeypatch, capfd):
     assert status == 1 and "diverged: plain, every value of its sweep;" in error and not started
     run(good, killed)
     assert started == [folders[1]]
+
+
+def test_each_parallel_run_has_its_own_gpu(tmp_path, monkeypatch):
+    started = []
+
+    def start(command, env, **options):
+        started.append((command[-1], env["CUDA_VISIBLE_DEVICES"]))
+        return SimpleNamespace(poll=lambda: 0, terminate=lambda: None, wait=lambda: 0)
+
+    monkeypatch.setattr(execution, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(execution.subprocess, "Popen", start)
+    runs = results.ready(tables(write(tmp_path, IMAGES))[0], tmp_path)[:2]
+    execution.run_all(runs, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}])
+    assert started == [(str(runs[0].folder), "0"), (str(runs[1].folder), "1")]

@@ -1,56 +1,90 @@
+"""The rank correlation of two tables: experiments/rank_correlation.py."""
+
 import json
 import runpy
 import sys
-from pathlib import Path
+from types import MappingProxyType
 
 import pandas
 import pytest
+from conftest import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "rank_correlation.py"
-
-TWICE, OTHER = "twice.csv has several lines for the row 'u'", "other.csv has no column 'row'"
-FEW = "the tables share 6 rows with a result; a rank correlation needs 10 or more"
-SAID = [
-    ("b", "ρ = 0.98"),
-    ("up", "ρ = -0.98"),
-    ("few", FEW),
-    ("twice", TWICE),
-    ("other", OTHER),
-    ("a", "twice:"),
-]
+SCRIPT = ROOT / "experiments" / "rank_correlation.py"
+TEN = [*"qrstuvwxyz"]
 
 
-@pytest.mark.parametrize(("second", "said"), SAID)
-def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, second, said):
-    """Ten rows have the ranks 1 to 10 and 2, 1, 3, …, 8, 10, 9: ρ = 1 − 6·4 / (10·99) = 0.98.
+def save_report(path, rows, seeds=MappingProxyType({}), metric="valid_loss"):
+    """A report whose rows have the means 0, 1, 2, …, of 3 seeds each or what ``seeds`` says."""
+    lines = []
+    for mean, row in enumerate(rows):
+        values = json.dumps(dict.fromkeys(range(seeds.get(row, 3)), mean))
+        lines.append({"row": row, "column": "", "values_by_seed": values})
+    table = pandas.DataFrame(lines).assign(seeds_planned=3, metric=metric)
+    table.to_csv(path, index=False)
+    return table
 
-    A row of one table is left out, as is one that lacks seeds.
-    """
-    for name, rows in {
-        "a": [*"qrstuvwxyz", "only here", "lacks"],
-        "b": [*"rqstuvwxzy", "lacks"],
-        "few": [*"vuwxzy"],
-        "up": [*"rqstuvwxzy"],
-    }.items():
-        values = []
-        for mean, row in enumerate(rows):
-            seeds = range(2 if row == "lacks" else 3)
-            values.append(json.dumps(dict.fromkeys(seeds, mean)))
-        report = pandas.DataFrame({"column": "", "row": rows, "values_by_seed": values})
-        report["seeds_planned"], report["metric"] = 3, "chrF" if name == "up" else "valid_loss"
-        report.to_csv(tmp_path / f"{name}.csv", index=False)
-    report.assign(row="u").to_csv(tmp_path / "twice.csv")
-    report.drop(columns="row").to_csv(tmp_path / "other.csv")
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["rank_correlation", *(str(tmp_path / f"{name}.csv") for name in ("a", second))],
-    )
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    out, error = capsys.readouterr()
-    assert (
-        said in out + error
-        and "only here" not in out
-        and ("10 rows" in out) == (not exit.value.code)
-    )
+
+@pytest.fixture
+def correlate(tmp_path, monkeypatch, capsys):
+    """Run the script on two reports; returns its exit status and what it says."""
+
+    def call(first, second):
+        monkeypatch.setattr(sys, "argv", ["rank_correlation", str(first), str(second)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code, "".join(capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def ten_rows(tmp_path):
+    save_report(tmp_path / "ten.csv", TEN)
+    return tmp_path / "ten.csv"
+
+
+SWAPPED = [*"rqstuvwxzy"]  # two pairs of neighbours swapped: 1 - 6 * 4 / (10 * 99) = 0.976
+
+
+def test_the_rows_of_two_tables_are_ranked(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "swapped.csv", SWAPPED)
+    status, said = correlate(ten_rows, tmp_path / "swapped.csv")
+    assert not status and "ρ = 0.98" in said and "10 rows" in said
+
+
+def test_a_metric_of_which_more_is_better_is_ranked_the_other_way_round(
+    tmp_path, correlate, ten_rows
+):
+    save_report(tmp_path / "up.csv", SWAPPED, metric="chrF")
+    assert "ρ = -0.98" in correlate(ten_rows, tmp_path / "up.csv")[1]
+
+
+def test_a_row_of_one_table_alone_is_left_out(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "more.csv", [*SWAPPED, "only here"])
+    said = correlate(ten_rows, tmp_path / "more.csv")[1]
+    assert "10 rows" in said and "only here" not in said
+
+
+def test_a_row_that_lacks_seeds_is_left_out(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "ten.csv", [*TEN, "lacks"], seeds={"lacks": 2})
+    save_report(tmp_path / "swapped.csv", [*SWAPPED, "lacks"], seeds={"lacks": 2})
+    said = correlate(ten_rows, tmp_path / "swapped.csv")[1]
+    assert "10 rows" in said and "ρ = 0.98" in said
+
+
+def test_fewer_than_ten_rows_in_common_are_refused(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "few.csv", TEN[:6])
+    status, said = correlate(ten_rows, tmp_path / "few.csv")
+    assert status and "the tables share 6 rows with a result" in said
+
+
+def test_a_table_without_its_columns_is_refused(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "t.csv", TEN).drop(columns="row").to_csv(tmp_path / "other.csv")
+    status, said = correlate(ten_rows, tmp_path / "other.csv")
+    assert status and "other.csv has no column 'row'" in said
+
+
+def test_a_row_that_is_there_twice_is_refused(tmp_path, correlate, ten_rows):
+    save_report(tmp_path / "twice.csv", [*TEN, "u"])
+    status, said = correlate(ten_rows, tmp_path / "twice.csv")
+    assert status and "twice.csv has several lines for the row 'u'" in said

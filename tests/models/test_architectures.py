@@ -200,60 +200,6 @@ def test_shared_embeddings_need_one_dictionary():
         models.build_model(Namespace(arch="transformer_rskip_ln_iwslt_en_vi"), two)
 
 
-def test_a_norm_behind_the_sum_stops_growth(caplog):
-    """Keel's first layer has none, its others have one behind a sum of 18 x and F."""
-    build("transformer_keel", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
-    assert not any("fp16" in record.getMessage() for record in caplog.records)
-
-
-def test_growth_without_a_norm_is_warned_of_once(caplog):
-    build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
-    warnings = [r.getMessage() for r in caplog.records if "fp16" in r.getMessage()]
-    assert len(warnings) == 1
-    assert all(text in warnings[0] for text in ("2^12 = 4.1e+03", "2^18 = 2.62e+05", "overflows"))
-    caplog.clear()
-    build(
-        "transformer_xskip",
-        encoder_layers=1,
-        decoder_layers=16,
-        encoder_embed_dim=16,
-        skip_lambda="auto",
-    )
-    growth = "1.41421^2 = 2 through the encoder and 6.9282^48 = 2.24e+40 through the decoder"
-    assert growth in caplog.records[-1].getMessage()
-    for scale, verdict, level in (
-        (1.2, "1.2^12 = 8.92 through", "INFO"),
-        (1.2, "is within fp16 (largest value 65504)", "INFO"),
-        (1.6, "comes close to the limit", "WARNING"),
-    ):
-        with caplog.at_level("INFO"):
-            build(
-                "transformer_xskip",
-                encoder_embed_dim=16,
-                encoder_ffn_embed_dim=16,
-                skip_lambda=scale,
-            )
-        assert verdict in caplog.records[-1].getMessage()
-        assert caplog.records[-1].levelname == level
-    with caplog.at_level("INFO"):
-        build(
-            "transformer_x0",
-            encoder_embed_dim=16,
-            encoder_ffn_embed_dim=16,
-            skip_x0_init="nanochat",
-        )
-    growth = "1.15 ... 1 = 1.77 through the encoder"  # 1.15 1.13 1.11 1.09 1.07 1.05
-    assert growth in caplog.records[-1].getMessage()
-    caplog.clear()
-    for arch, changes in (
-        ("xskip", {"skip_lambda": 1}),
-        ("xskip", {"skip_lambda": 0.5}),
-        ("rskip_ln", {}),
-    ):
-        build(f"transformer_{arch}_tiny", **changes)
-    assert not [r for r in caplog.records if "fp16" in r.getMessage()]
-
-
 def test_a_namespace_without_our_options_gets_the_architectures():
     """What from_pretrained and old callers hand over."""
     model = ARCH_MODEL_REGISTRY["transformer_rskip_ln_tiny"]

@@ -16,7 +16,7 @@ from fairseq.optim import build_optimizer
 from fairseq.optim.adafactor import Adafactor
 from fairseq.optim.adam import Adam
 from fairseq.optim.lr_scheduler import build_lr_scheduler
-from optimizer_helpers import OPTIMIZERS, PRECISIONS, small_model, train, wrapped
+from optimizer_helpers import OPTIMIZERS, PRECISIONS, flat_copy, small_model, train, wrapped
 from transformer_helpers import build
 
 from fairseq_rskip.errors import UserError
@@ -97,14 +97,6 @@ def test_nag_knows_its_last_rate_where_every_parameter_has_a_factor():
         step(wrapped(ours))
         theirs.step()
     torch.testing.assert_close(model.weight, plain, rtol=1e-6, atol=1e-6)
-
-
-def flat_copy(model):
-    """What fairseq's fp16 optimizer holds of ``model``: one flat parameter; here in float64."""
-    parameters = list(model.parameters())
-    flat = torch.nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    flat.grad = torch.zeros_like(flat)
-    return parameters, flat
 
 
 FLAT = {name: OPTIMIZERS[name] for name in ("adam", "nag", "sgd")}

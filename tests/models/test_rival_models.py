@@ -1,19 +1,13 @@
 """The rivals in whole models: what training tells them, profiles, starts."""
 
 import pickle
-from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from skip_variants import SEQUENCE, draw
-from transformer_helpers import TINY, batch, build, sentences, task
+from transformer_helpers import TINY, batch, build, sentences
 from vision_helpers import train
 
-from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules import profiling
-from fairseq_rskip.modules.fp16_range import OverflowWatch, way_out
 from fairseq_rskip.residual import create_skip, skips
 from fairseq_rskip.vision.model import PreActResNet
 
@@ -159,103 +153,12 @@ def test_tfixup_scales_embeddings_and_fixups_own_output_starts_at_zero():
         assert bool(model.decoder.output_projection.weight.eq(0).all()) is not shared
 
 
-class Pairs(list):
-    """What profiling asks of a training set: sentences, and a collater."""
-
-    def collater(self, samples):
-        source, lengths, previous = batch(
-            [(s["source"].tolist(), s["target"].tolist()) for s in samples]
-        )
-        net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
-        return {"net_input": net_input, "target": previous, "ntokens": int(lengths.sum())}
-
-
-def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatch):
-    made = task()
-    pairs = [
-        {"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))
-    ]
-    made.datasets = {"valid": "kept"}
-    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs(pairs)})
-    made.dataset = lambda split: made.datasets[split]
-    model = build("transformer_admin_tiny", **TINY)
-    assert all(
-        skip.weight.eq(1).all() for skip in skips(model).values()
-    )  # no trainer here: nothing was profiled
-    monkeypatch.setitem(__import__("sys").modules, "fairseq.trainer", torch)
-    state = torch.get_rng_state()
-    profiling.profile(made, model)
-    found = [float(skip.weight[0].detach()) for skip in skips(model.decoder).values()]
-    assert found[0] == 1 and found == sorted(found) and found[-1] > found[1]
-    assert torch.equal(torch.get_rng_state(), state) and made.datasets == {"valid": "kept"}
-    thinned = build("transformer_admin_tiny", **TINY, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
-    thinned.load_state_dict(build("transformer_admin_tiny", **TINY).state_dict())
-    profiling.profile(made, thinned)  # no layer is left out of the profile
-    assert [
-        float(skip.weight[0].detach()) for skip in skips(thinned.decoder).values()
-    ] == pytest.approx(found)
-    assert thinned.decoder.layers.p == 0.5
-
-    too_long = {"source": torch.full((2000,), 5), "target": torch.tensor([5, 2])}
-    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs([too_long, *pairs])})
-    again = build("transformer_admin_tiny", **TINY)
-    profiling.profile(made, again)  # training leaves that pair out, and so does the profile
-    assert [float(skip.weight[0].detach()) for skip in skips(again.decoder).values()] == found
-    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs([too_long])})
-    with pytest.raises(UserError, match="no training example is within the model's"):
-        profiling.profile(made, again)
-
-    made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
-    loaded = build("transformer_admin_tiny", **TINY)
-    profiling.profile(made, loaded)  # as in a notebook that has trained before
-    assert all(torch.equal(s.weight, torch.ones(32)) for s in skips(loaded).values())
-    made.load_dataset = lambda split, **_: (_ for _ in ()).throw(KeyError("source"))
-    with pytest.raises(
-        UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"
-    ):
-        profiling.profile(made, model)
-    # fairseq builds a model inside fairscale's context, and flattens it afterwards
-    wrapping = SimpleNamespace(ConfigAutoWrap=SimpleNamespace(in_autowrap_context=True))
-    monkeypatch.setitem(__import__("sys").modules, "fairscale.nn.wrap.auto_wrap", wrapping)
-    with pytest.raises(
-        UserError,
-        match="admin cannot be profiled under --ddp-backend fully_sharded: expected another",
-    ):
-        profiling.profile(made, model)
-
-
-def test_a_profile_reads_the_subset_that_is_trained():
-    """Tasks of translation hold --train-subset; others only the group of options beside theirs."""
-    config = OmegaConf.create({"task": {"data": "x"}, "dataset": {"train_subset": "train1"}})
-    assert profiling.training_subset(SimpleNamespace(cfg=config.task)) == "train1"
-    assert profiling.training_subset(SimpleNamespace(args=Namespace(train_subset="a"))) == "a"
-    assert profiling.training_subset(SimpleNamespace()) == "train"
-
-
 def test_a_whole_model_can_be_pickled():
     model = build("transformer_rskip_ln_tiny", **TINY)
     again = pickle.loads(pickle.dumps(model))
     assert type(again) is type(model)
     for mine, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, other)
-
-
-def test_a_profile_reads_the_first_sentences_and_leaves_padding_out(monkeypatch):
-    made, model = task(), build("transformer_admin_tiny", **TINY)
-    pairs = [
-        {"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))
-    ]
-    made.datasets, made.load_dataset = {}, lambda split, **_: None
-    made.dataset = lambda split: Pairs(pairs)
-    sample = profiling.first_batch(made, model)
-    found = profiling.token_loss(model, sample)
-    logits, target = model(**sample["net_input"])[0], sample["target"]
-    kept = target.ne(model.decoder.padding_idx)
-    assert not kept.all() and len(target) == 3
-    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits[kept], target[kept]))
-    in_two = sum(len(side) for pair in pairs[:2] for side in pair.values())
-    monkeypatch.setattr(profiling, "TOKENS", in_two)
-    assert len(profiling.first_batch(made, model)["target"]) == 2
 
 
 @pytest.mark.parametrize("kind", ["highway", "conv_shortcut", "laurel"])
@@ -283,28 +186,3 @@ def test_a_resnet_without_batch_norm(kind):
         assert float(last.conv1.weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5 / 3, rel=0.05)
     x = draw((2, 64, 8, 8), 1, torch.float32)
     assert torch.equal(last(x), x)
-
-
-def test_the_first_block_to_leave_fp16_is_named_once_the_loss_scale_falls(caplog):
-    model = build("transformer_xskip_tiny", **TINY, skip_lambda=30.0)
-    optimizer = SimpleNamespace(scaler=SimpleNamespace(loss_scale=128.0))
-    calls = []
-
-    def train_step(sample, model, criterion, optimizer):
-        calls.append(model(*sample)[0])
-
-    watched = OverflowWatch(train_step, model)
-    inputs = batch(sentences())
-    for scale in (128.0, 128.0, 64.0, 32.0):
-        optimizer.scaler.loss_scale = scale
-        watched(inputs, model, None, optimizer)
-    warnings = [r.getMessage() for r in caplog.records if "fp16 ends at 65504" in r.getMessage()]
-    assert len(warnings) == 1 and len(calls) == 4
-    # with |x| up to about 4, 30^2 x is below half of fp16's largest value, 30^3 x above
-    assert warnings[0].startswith("the output of encoder.layers.1.self_attn_skip reaches")
-    assert warnings[0].endswith(
-        ": expected fp32 or bf16, or --skip-norm layer, or a smaller --skip-lambda"
-    )
-    assert way_out(create_skip("rezero", 4)) == "fp32 or bf16"
-    assert way_out(create_skip("preln", 4)) == "fp32 or bf16, or a smaller --skip-lambda"
-    assert not any(skip._forward_hooks for skip in skips(model).values())

@@ -492,3 +492,10 @@ def test_a_stop_names_the_updates_of_the_checkpoint(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "Loaded checkpoint c/checkpoint_last.pt (epoch 2 @ 8 updates)"
     ]
+
+
+def test_a_saved_default_equals_the_same_value_that_is_asked_for(tmp_path):
+    model = {"_name": "transformer_mhc", "skip_kind": "mhc", "skip_read_bias": None}
+    torch.save({"cfg": {"model": model}}, tmp_path / LAST)
+    asked = {"skip-kind": "mhc", "skip-read-bias": 4.0}  # 4 is mhc's default
+    assert SavedTraining(tmp_path).differences(asked) == []

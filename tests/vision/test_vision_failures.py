@@ -16,7 +16,7 @@ from vision_helpers import (
 
 from fairseq_rskip import files
 from fairseq_rskip.vision import trainer as trainer_module
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 
 def test_an_unfinished_run_is_never_overwritten(stopped_copy, images, capfd):
@@ -212,3 +212,10 @@ def test_only_a_compiled_training_is_told_to_train_without(tmp_path, images, cap
         train(capfd, tmp_path / "run", images)
     line = refused(train(capfd, tmp_path / "run", images, compile=True))
     assert line == "--compile failed, train without it: no solution"
+
+
+def test_a_batch_that_the_processes_cannot_share_is_one_line(tmp_path, images, monkeypatch, capfd):
+    group = Group(0, 3, torch.device("cpu"))
+    monkeypatch.setattr(trainer_module, "join", lambda device: group)
+    line = refused(train(capfd, tmp_path / "run", images, batch_size=8))
+    assert line == "--batch-size 8: expected a multiple of the 3 processes"

@@ -338,3 +338,11 @@ def test_admin_is_profiled_before_the_network_is_shared_between_processes(monkey
     monkeypatch.setattr(Trainer, "_wrapped", wrapped)
     trainer_of("--skip-kind", "admin", "--skip-norm", "layer")
     assert len(omegas) == 1 and omegas[0] > 1.01
+
+
+def test_every_block_of_a_resnet_is_at_its_place():
+    model = PreActResNet(20, 10, {"kind": "xskip", "skip_lambda": 1, "norm": "none"})
+    places = [block.skip.place for block in model.blocks]
+    assert [(place.side, place.index, place.depth) for place in places] == [
+        ("resnet", index, 9) for index in range(9)
+    ]

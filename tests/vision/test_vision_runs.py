@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-from inspect import getclosurevars
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from vision_helpers import arguments, assert_same_run, history, refused, stop_at
 
 from fairseq_rskip.files import locked
 from fairseq_rskip.vision import seeds
+from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.main import main
@@ -83,16 +83,30 @@ def test_the_cost_of_halting_is_not_in_the_training_loss(tmp_path, images):
     assert without == with_cost
 
 
-def test_a_profile_is_of_images_of_several_classes(tmp_path, images, monkeypatch):
-    labels = []  # the folder's first three images are of one class
+def test_a_profile_is_of_the_first_batch_of_the_training(tmp_path, images, monkeypatch):
+    """Not of the first images of the folder, which are of one class."""
+    cross_entropy, profiled = trainer_module.F.cross_entropy, []
 
-    def keep_labels(module, loss, shortcuts):
-        labels.append(getclosurevars(loss).nonlocals["labels"])
+    def keep_labels(logits, labels, **options):
+        profiled.append(labels)
+        return cross_entropy(logits, labels, **options)
 
-    monkeypatch.setattr("fairseq_rskip.vision.trainer.initialise_from_batch", keep_labels)
-    options = {"skip_kind": "admin", "skip_norm": "layer", "batch_size": 3}
+    monkeypatch.setattr(trainer_module.F, "cross_entropy", keep_labels)
+    rule = {"skip_kind": "admin", "skip_norm": "layer"}
+    config = Config(data=images, cache=str(tmp_path), depth=8, batch_size=6, **rule)
+    data = load(config)
+    trainer = Trainer(config, 1, data, Group(0, 1, torch.device("cpu")))  # it profiles
+    (labels,) = profiled
+    assert torch.equal(labels, data.train_labels[trainer.stream.next().index])
+
+
+def test_the_best_epoch_is_that_of_the_lowest_error(tmp_path, images, monkeypatch):
+    errors = iter([50.0, 30.0, 40.0])
+    monkeypatch.setattr(Trainer, "test", lambda self: {"test_error": next(errors), "test_loss": 1})
+    options = {"iterations": 6, "batch_size": 6}  # three epochs of twelve images
     assert train(None, tmp_path / "run", images, **options)[0] == 0
-    assert len(labels[0]) == 3 and len(labels[0].unique()) > 1
+    result = json.loads((tmp_path / "run" / "seed1" / "result.json").read_text("utf-8"))
+    assert (result["error"], result["best_error"], result["best_epoch"]) == (40, 30, 2)
 
 
 def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
