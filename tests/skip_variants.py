@@ -122,10 +122,10 @@ rival = functools.partial(row, place=PLACE)
 
 def steps(x, f, g):
     """y_1 ... y_K of Eq. 4."""
-    found = [g[0](x + f)]
+    actual = [g[0](x + f)]
     for norm in g[1:]:
-        found.append(norm(x + found[-1]))
-    return found
+        actual.append(norm(x + actual[-1]))
+    return actual
 
 
 def fraction(x, f, g, p):

@@ -71,11 +71,11 @@ def draw(name, stem, *arguments):
 
 def table(stem):
     """run -> curve -> [(step, value)], read from the CSV; seeds one after the other."""
-    found = {}
+    actual = {}
     for row in csv.DictReader(stem.with_suffix(".csv").open(encoding="utf-8")):
         point = (int(row["step"]), float(row["value"]))
-        found.setdefault(row["run"], {}).setdefault(row["curve"], []).append(point)
-    return found
+        actual.setdefault(row["run"], {}).setdefault(row["curve"], []).append(point)
+    return actual
 
 
 def printed(capfd):
@@ -237,8 +237,8 @@ def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):
         ["deep", "3", "40", "→", "0.4"]
     ]  # sqrt(20 * 80), of block 1; of block 3 a hundredth
     rows = csv.DictReader((tmp_path / "depth.csv").open(encoding="utf-8"))
-    found = [(row["seed"], row["number"], row["step"]) for row in rows]
-    assert found == [(seed, number, "20") for seed in "12" for number in "123"]
+    actual = [(row["seed"], row["number"], row["step"]) for row in rows]
+    assert actual == [(seed, number, "20") for seed in "12" for number in "123"]
     skip_run(tmp_path / "plain", {("loss", 10): 3.0})
     assert draw("course", tmp_path / "none", tmp_path / "plain") == 1
     line = error_line(capfd.readouterr().err)

@@ -50,8 +50,8 @@ def of(rows, quantity, name):
 def test_without_branches_the_gradient_is_exactly_the_skip_paths(skip_lambda, blocks):
     """Powers of two are exact, also far from 1, where a square would overflow."""
     stack = two_layers(Variant("x", "xskip", skip_lambda), blocks, 8, gain=0.0)
-    found = depth.gradient_norms(stack, draw(3, 8), draw(3, 8))
-    assert found.tolist() == [skip_lambda ** (blocks - block) for block in range(1, blocks + 1)]
+    actual = depth.gradient_norms(stack, draw(3, 8), draw(3, 8))
+    assert actual.tolist() == [skip_lambda ** (blocks - block) for block in range(1, blocks + 1)]
 
 
 @pytest.mark.parametrize("gain", [1e-3, 0.25, 2.0], ids=["small", "quarter", "two"])
@@ -84,8 +84,8 @@ def test_gradients_equal_jacobians_multiplied_by_hand(name):
             gradient = jacobian.reshape(4, 4).T @ gradient
             norms.insert(0, float(gradient.norm() / upstream.norm()))
         means += torch.tensor(norms, dtype=torch.float64) / 2
-    found = depth.gradient_norms(stack, xs, upstreams).tolist()
-    assert found == pytest.approx(means.tolist(), rel=1e-10)
+    actual = depth.gradient_norms(stack, xs, upstreams).tolist()
+    assert actual == pytest.approx(means.tolist(), rel=1e-10)
 
 
 def test_a_branch_is_measured_by_what_it_reads():
@@ -134,8 +134,8 @@ def test_attention_is_torchs():
 def test_the_similarity_of_tokens_by_hand():
     # cosines 0, 1/sqrt(2) and 1/sqrt(2); of the second example 1, -1 and -1; lengths do not matter
     tokens = [[[3.0, 0.0], [1.0, 1.0]], [[0.0, 0.2], [5.0, 5.0]], [[1.0, 1.0], [-2.0, -2.0]]]
-    found = depth.token_similarity(torch.tensor(tokens, dtype=torch.float64))
-    assert found.tolist() == pytest.approx([math.sqrt(2) / 3, -1 / 3])
+    actual = depth.token_similarity(torch.tensor(tokens, dtype=torch.float64))
+    assert actual.tolist() == pytest.approx([math.sqrt(2) / 3, -1 / 3])
 
 
 def command(stem, *arguments):

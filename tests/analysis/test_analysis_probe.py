@@ -106,12 +106,12 @@ def test_padding_is_no_part_of_a_batchs_statistics_in_training():
         model(x, mask)
     f_x = 2 * torch.tanh(x)
     s = (x + f_x)[~mask].std(0, correction=0)
-    found = probe.values("skip")
+    actual = probe.values("skip")
     for i in range(3):
         kept = ~mask[:, i]
         of_x, of_branch = ((1 + 1 / s) * x)[kept, i], (f_x / s)[kept, i]
-        torch.testing.assert_close(found["bf_over_ax"][i], of_branch.norm() / of_x.norm())
-        torch.testing.assert_close(found["ratio"][i], (1 + s).mean())
+        torch.testing.assert_close(actual["bf_over_ax"][i], of_branch.norm() / of_x.norm())
+        torch.testing.assert_close(actual["ratio"][i], (1 + s).mean())
 
 
 def test_two_batches_of_one_backward_pass_keep_their_order():
@@ -127,14 +127,14 @@ def test_two_batches_of_one_backward_pass_keep_their_order():
 
 def test_x_is_the_tensor_that_the_branch_stands_on():
     """At their start these are pre-norm: one stream, however many tensors travel in it."""
-    found = {}
+    actual = {}
     for arch in ("preln", "x0", "denseformer", "hyper"):
         model = build(f"transformer_{arch}_tiny", **TINY).eval()
         with torch.no_grad(), SkipProbe(model.encoder) as probe:
             model.encoder(*batch(sentences())[:2])
-        found[arch] = torch.stack([probe.values(name)["f_over_x"] for name in probe.skips])
-    for arch, values in found.items():
-        torch.testing.assert_close(values, found["preln"], msg=arch)
+        actual[arch] = torch.stack([probe.values(name)["f_over_x"] for name in probe.skips])
+    for arch, values in actual.items():
+        torch.testing.assert_close(values, actual["preln"], msg=arch)
 
 
 def test_it_sees_the_equation_in_the_resnet_with_its_in_place_relu():
@@ -153,7 +153,7 @@ def test_it_sees_the_equation_in_the_resnet_with_its_in_place_relu():
 
 
 def test_activation_checkpointing_measures_the_same_once():
-    found = []
+    actual = []
     for checkpointed in (False, True):
         model = build(
             "transformer_rskip_ln_tiny", checkpoint_activations=checkpointed, dropout=0.1, **TINY
@@ -162,9 +162,9 @@ def test_activation_checkpointing_measures_the_same_once():
         with SkipProbe(model) as probe:
             for seed in (3, 4):
                 model(*batch(sentences(seed=seed)))[0].square().sum().backward()
-        found.append([probe.values(name) for name in probe.skips])
-    assert len(found[0]) == 2 * 2 + 2 * 3
-    for plain, repeated in zip(*found):
+        actual.append([probe.values(name) for name in probe.skips])
+    assert len(actual[0]) == 2 * 2 + 2 * 3
+    for plain, repeated in zip(*actual):
         assert [len(values) for values in plain.values()] == [6, 6, 6, 6]
         torch.testing.assert_close(repeated, plain)
 
@@ -207,7 +207,7 @@ def norms_one_by_one(model, examples, loss):
 
     Each example has a pass of its own, with torch.autograd.grad.
     """
-    outputs, found = {}, {}
+    outputs, actual = {}, {}
     skips = [(name, m) for name, m in model.named_modules() if isinstance(m, SkipConnection)]
     handles = [
         m.register_forward_hook(lambda _m, _i, y, name=name: outputs.update({name: y}))
@@ -216,16 +216,16 @@ def norms_one_by_one(model, examples, loss):
     for example in examples:
         value = loss(model, example)
         for name, gradient in zip(outputs, torch.autograd.grad(value, list(outputs.values()))):
-            found.setdefault(name, []).append(gradient.double().norm())
+            actual.setdefault(name, []).append(gradient.double().norm())
     for handle in handles:
         handle.remove()
-    return {name: torch.stack(values) for name, values in found.items()}
+    return {name: torch.stack(values) for name, values in actual.items()}
 
 
-def check(found, expected, rel=1e-9):
-    assert list(found) == list(expected)
+def check(actual, expected, rel=1e-9):
+    assert list(actual) == list(expected)
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=rel, atol=0)
+        torch.testing.assert_close(actual[name], values, rtol=rel, atol=0)
 
 
 @pytest.mark.parametrize("norm", ("layer", "batch"))
@@ -234,10 +234,10 @@ def test_resnet_equals_autograd_image_by_image(norm):
     model = PreActResNet(8, 4, {"kind": "rskip", "skip_lambda": 2, "norm": norm}).double()
     randomise(model)
     x, y = draw((5, 3, 32, 32), 1), torch.tensor([0, 3, 1, 2, 2])
-    found = gradient_norms(model.eval(), [Batch(x[:2], y[:2]), Batch(x[2:], y[2:])], image_losses)
+    actual = gradient_norms(model.eval(), [Batch(x[:2], y[:2]), Batch(x[2:], y[2:])], image_losses)
     assert all(p.grad is None for p in model.parameters())
     check(
-        found,
+        actual,
         norms_one_by_one(
             model, range(5), lambda net, i: F.cross_entropy(net(x[i : i + 1]), y[i : i + 1])
         ),
@@ -265,21 +265,21 @@ def test_transformer_equals_autograd_sentence_by_sentence(arch, exact_attention)
         logits = net(*batch([pair]))[0]
         return F.cross_entropy(logits[0], torch.tensor(pair[1]))
 
-    found = gradient_norms(model.eval(), [sample(pairs)], sentence_losses)
+    actual = gradient_norms(model.eval(), [sample(pairs)], sentence_losses)
     check(
-        found, norms_one_by_one(model, pairs, mean_token_loss), rel=1e-6
+        actual, norms_one_by_one(model, pairs, mean_token_loss), rel=1e-6
     )  # fp32 in its loss: 4e-8
 
 
 def test_the_two_paths_are_measured_of_a_call_by_keywords():
     skip, x = create_skip("xskip", 5, skip_lambda=2), draw((4, 3, 5), 1, torch.float32)
     x.requires_grad_()
-    found = []
+    actual = []
     for call in (lambda x: skip(x, x.tanh()), lambda x: skip(x=x, f_x=x.tanh())):
         with PathProbe(skip) as probe:
             call(x * 1.0)[0, 0, 0].backward()
-        found.append(probe.means())
-    assert found[0] == found[1] and len(found[0][""]) == 4
+        actual.append(probe.means())
+    assert actual[0] == actual[1] and len(actual[0][""]) == 4
 
 
 def test_where_the_skip_reads_x_before_its_branch_the_paths_are_not_told_apart():

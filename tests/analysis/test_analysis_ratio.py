@@ -94,9 +94,9 @@ def test_at_a_whole_lambda_the_gain_is_that_of_its_step(skip_lambda, readings):
             norm.weight.fill_(gain)
     with CoefficientProbe(skip) as probe:
         skip(draw((4, 3, 4), 1), draw((4, 3, 4), 2))
-    found = readings_of(skip, columns_of(probe.values(""), skip_lambda))
+    actual = readings_of(skip, columns_of(probe.values(""), skip_lambda))
     names = ("mean λw", "norm of w", "norm of λw")
-    assert [found[name] for name in names] == pytest.approx(readings, nan_ok=True)
+    assert [actual[name] for name in names] == pytest.approx(readings, nan_ok=True)
 
 
 def test_a_training_batch_norm_uses_batch_statistics_and_keeps_none():
@@ -135,11 +135,11 @@ def test_the_probe_leaves_padding_out(exact_attention):
     model = build("transformer_rskip_ln_tiny", **TINY).double()
     randomise(model)
     pairs = sentences(lengths=(9, 2))
-    found = []
+    actual = []
     for batches in ([pairs], [pairs[:1], pairs[1:]]):
         with CoefficientProbe(model) as probe, torch.no_grad():
             for each in batches:
                 model(*batch(each))
-        found.append([probe.values(name) for name in probe.skips])
-    for together, alone in zip(*found):
+        actual.append([probe.values(name) for name in probe.skips])
+    for together, alone in zip(*actual):
         torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)

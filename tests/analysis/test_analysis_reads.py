@@ -88,13 +88,13 @@ def test_padding_is_left_out():
     x, f_x = draw((5, 3, skip.widths[0] * 9), 1, torch.float32), draw((5, 3, 9), 2, torch.float32)
     mask = torch.zeros(5, 3, dtype=torch.bool)
     mask[3:, 1] = True
-    found = []
+    actual = []
     for fill in (0.0, 7.0):
         x[3:, 1], f_x[3:, 1] = fill, -fill
         with reads.ReadProbe(skip) as probe:
             skip(x, f_x, skip.prepare(x)[1], mask)
-        found.append((probe.columns(""), probe.mean_shares("")))
-    assert found[0] == found[1]
+        actual.append((probe.columns(""), probe.mean_shares("")))
+    assert actual[0] == actual[1]
 
 
 def test_heads_are_measured_one_by_one():
@@ -106,8 +106,8 @@ def test_heads_are_measured_one_by_one():
     with reads.ReadProbe(skip) as probe:
         skip(x, -x, skip.prepare(x)[1])
     row = probe.columns("")
-    found = [row[q.column] for q in (reads.NUMBER, reads.NEWEST, reads.INPUT, reads.VARIES)]
-    assert found == pytest.approx([1.5, 0.25, 0.75, 0.0], abs=1e-6)
+    actual = [row[q.column] for q in (reads.NUMBER, reads.NEWEST, reads.INPUT, reads.VARIES)]
+    assert actual == pytest.approx([1.5, 0.25, 0.75, 0.0], abs=1e-6)
     assert probe.mean_shares("") == pytest.approx([0.75, 0.25])
 
 

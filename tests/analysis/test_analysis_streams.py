@@ -233,13 +233,13 @@ def test_padding_is_left_out():
     x, f_x = draw((5, 3, skip.widths[0] * 9), 1, torch.float32), draw((5, 3, 9), 2, torch.float32)
     mask = torch.zeros(5, 3, dtype=torch.bool)
     mask[3:, 1] = True
-    found = []
+    actual = []
     for fill in (x[3:, 1].clone(), 0.0):
         x[3:, 1] = fill
         with streams.StreamProbe(skip, {"": start}) as probe:
             skip(x, f_x, skip.prepare(x)[1], mask)
-        found.append(probe.columns(""))
-    assert found[0] == found[1] and set(found[0]) > {"effective_streams", "distance", "moved"}
+        actual.append(probe.columns(""))
+    assert actual[0] == actual[1] and set(actual[0]) > {"effective_streams", "distance", "moved"}
 
 
 def test_what_moved_least_is_by_the_block_where_it_moved_most():

@@ -35,8 +35,8 @@ def test_a_fresh_networks_statistics_are_the_means_over_ten_batches(count, expec
     everything = Study({"m": model}, batches, count, "data", losses, lambda name, skip: "")
     everything.calibrate("m", seed=1)
     assert seen == list(expected)
-    found = float(norm.running_mean), float(norm.running_var)
-    assert found == pytest.approx((sum(seen) / len(seen), 2))
+    actual = float(norm.running_mean), float(norm.running_var)
+    assert actual == pytest.approx((sum(seen) / len(seen), 2))
     assert norm.momentum == 0.3 and not any(module.training for module in model.modules())
 
 

@@ -70,8 +70,8 @@ def by_hand(model, *files):
     path = model / "checkpoints" / "model.ckpt"
     command += ["--model", path, "--gpus", "0", "--quiet", "--only_system"]
     command += ["--to_json", model / "by_hand.json"]
-    found = re.search(r"score: (-?[\d.]+)", run_checked(command))
-    return float(found[1])
+    match = re.search(r"score: (-?[\d.]+)", run_checked(command))
+    return float(match[1])
 
 
 def comet_row(path):

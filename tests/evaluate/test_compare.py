@@ -41,15 +41,15 @@ def texts(tmp_path_factory):
         ]
 
     good = spoil(0.1)
-    found = {
+    actual = {
         "ref": reference,
         "good": good,
         "bad": spoil(0.33),
         "short": [words[:-2] for words in good],
     }
-    found["nearly"] = [words[::-1] if index < 2 else words for index, words in enumerate(good)]
+    actual["nearly"] = [words[::-1] if index < 2 else words for index, words in enumerate(good)]
     return {
-        name: write(folder / f"{name}.txt", map(" ".join, lines)) for name, lines in found.items()
+        name: write(folder / f"{name}.txt", map(" ".join, lines)) for name, lines in actual.items()
     }
 
 
@@ -85,12 +85,14 @@ def test_scores_and_p_values_are_those_of_sacrebleus_own_command(texts, capsys, 
         "2",
     ]
     command = ["sacrebleu", texts["ref"], "-i", texts["good"], texts["bad"], *options]
-    told = run_command(command, env={"SACREBLEU_SEED": "12345"}).stdout
+    printed = run_command(command, env={"SACREBLEU_SEED": "12345"}).stdout
     assert [float(cell) for cell in bad[7:]] == [
-        float(value) for value in re.findall(r"p = ([\d.]+)", told)
+        float(value) for value in re.findall(r"p = ([\d.]+)", printed)
     ]
     for row, name in ((good, "good.txt"), (bad, "bad.txt")):
-        (line,) = (line for line in told.splitlines() if f" {name} " in line or f"/{name} " in line)
+        (line,) = (
+            line for line in printed.splitlines() if f" {name} " in line or f"/{name} " in line
+        )
         assert all(re.search(rf"\b{re.escape(score)}\b", line) for score in row[1:3]), line
     assert good[7:] == ["baseline"] * 2 and (good[0], bad[0]) == ("good.txt", "bad.txt")
 

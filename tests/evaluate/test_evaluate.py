@@ -77,8 +77,8 @@ def test_translations_and_score_are_those_of_the_plain_commands(translator, tran
         "--beam 4 --lenpen 0.5 --max-len-a 1 --max-len-b 50 --remove-bpe --batch-size 7 --cpu"
     ).split()
     log = run_checked(["fairseq-generate", data, *PLUGIN, "--path", average, *options])
-    found = [line.split("\t") for line in log.splitlines() if line.startswith("H-")]
-    tokens = [text for _, _, text in sorted(found, key=lambda fields: int(fields[0][2:]))]
+    actual = [line.split("\t") for line in log.splitlines() if line.startswith("H-")]
+    tokens = [text for _, _, text in sorted(actual, key=lambda fields: int(fields[0][2:]))]
     command = ["sacremoses", "-q", "-l", "de", "-j", "1", "detokenize"]
     plain = run_command(command, input="".join(line + "\n" for line in tokens)).stdout
     ids = [
@@ -116,9 +116,9 @@ def test_compare_takes_checkpoints_and_evaluates_each_once(
     out, err = capsys.readouterr()
     made = translator[1] / "evaluation-test-checkpoint8"
     for folder, line in zip((translated[1], made), out.splitlines()[1:]):
-        found = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        actual = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         score, chrf = (
-            row["score"] for row in found["scores"] if row["name"] in ("sacreBLEU 13a", "chrF")
+            row["score"] for row in actual["scores"] if row["name"] in ("sacreBLEU 13a", "chrF")
         )
         assert re.split("  +", line)[1:3] == [f"{score:.2f}", f"{chrf:.2f}"]
     assert f"checkpoint8.pt: checkpoint {words[2]}\n" in out and err.count("on 33 lines") == 1
@@ -172,10 +172,10 @@ def test_options_reach_fairseq_generate_and_the_scores_are_of_their_subset(copy,
         MosesDetokenizer(lang).detokenize(tokens[0].split()) for lang in ("de", "en")
     )
     assert (out / "hyp.txt").read_text("utf-8") == f"{german}\n" * 20 and german != english
-    found = json.loads((out / "scores.json").read_text("utf-8"))
-    assert found["ref"] == [str(copy[0] / "raw" / "valid.de")]
-    assert found["evaluation"]["subset"] == "valid"
-    assert found["scores"][-1]["name"] == "compound-split BLEU"  # from English to German only
+    actual = json.loads((out / "scores.json").read_text("utf-8"))
+    assert actual["ref"] == [str(copy[0] / "raw" / "valid.de")]
+    assert actual["evaluation"]["subset"] == "valid"
+    assert actual["scores"][-1]["name"] == "compound-split BLEU"  # from English to German only
 
 
 def test_a_useless_output_is_warned_of_and_noted(copy, capsys, monkeypatch):
@@ -198,7 +198,7 @@ def test_text_published_as_tokens_is_scored_as_it_is(copy, calls, capsys, transl
     )
     out = copy[1] / "evaluation-test"
     assert (out / "hyp.txt").read_bytes() == (out / "hyp.tok").read_bytes()
-    found = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    actual = json.loads((out / "scores.json").read_text(encoding="utf-8"))
     plain = json.loads((translated[1] / "scores.json").read_text(encoding="utf-8"))
     command = [
         "sacrebleu",
@@ -212,10 +212,10 @@ def test_text_published_as_tokens_is_scored_as_it_is(copy, calls, capsys, transl
         "intl",
         "--force",
     ]
-    assert found["scores"][1]["score"] == pytest.approx(
+    assert actual["scores"][1]["score"] == pytest.approx(
         float(run_command(command).stdout), abs=1e-5
     )
-    assert found["scores"][1]["score"] != plain["scores"][1]["score"]
+    assert actual["scores"][1]["score"] != plain["scores"][1]["score"]
     assert "as published, which is tokenised already" in capsys.readouterr().out
 
 

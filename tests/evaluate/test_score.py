@@ -50,12 +50,12 @@ def scores(hyp, *refs, options=("--src-lang", "en", "--tgt-lang", "de")):
 
 def sacrebleu(hyp, refs, *options):
     """Score and signature as the command line tool gives them."""
-    found = json.loads(
+    actual = json.loads(
         run_command(
             ["sacrebleu", *refs, "-i", hyp, "-w", "10", "--format", "json", *options]
         ).stdout
     )
-    return found["score"], found["signature"]
+    return actual["score"], actual["signature"]
 
 
 SAME_AS = {
@@ -69,10 +69,10 @@ SAME_AS = {
 
 def test_plain_scores_are_those_of_the_sacrebleu_command(pair):
     second = write(pair[0].with_name("ref2.de"), HYPOTHESIS[:2] + REFERENCE[2:])
-    found = scores(*pair)
+    actual = scores(*pair)
     for name, options in SAME_AS.items():
         value, signature = sacrebleu(pair[0], pair[1:], *options)
-        assert (found[name]["score"], found[name]["signature"]) == (
+        assert (actual[name]["score"], actual[name]["signature"]) == (
             pytest.approx(value, abs=1e-9),
             signature,
         )
@@ -80,7 +80,7 @@ def test_plain_scores_are_those_of_the_sacrebleu_command(pair):
     several = scores(*pair, second)["sacreBLEU 13a"]
     assert (several["score"], several["signature"]) == (pytest.approx(value, abs=1e-9), signature)
     assert (
-        len({round(found[name]["score"], 3) for name in SAME_AS}) == 5
+        len({round(actual[name]["score"], 3) for name in SAME_AS}) == 5
     )  # the cases differ, so mixing them up shows
 
 
@@ -96,18 +96,18 @@ def test_tokenised_and_compound_split_bleu_are_those_of_the_commands(pair):
         tokens.append(write(path.with_suffix(".tok"), done.stdout.splitlines()))
         done = run_command(["perl", "-ple", "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g", tokens[-1]])
         split.append(write(path.with_suffix(".atat"), done.stdout.splitlines()))
-    found = scores(*pair)
+    actual = scores(*pair)
     for name, (hyp, ref) in {"tokenised BLEU": tokens, "compound-split BLEU": split}.items():
         value, signature = sacrebleu(hyp, [ref], "-m", "bleu", "--tokenize", "none", "--force")
-        assert (found[name]["score"], found[name]["signature"]) == (
+        assert (actual[name]["score"], actual[name]["signature"]) == (
             pytest.approx(value, abs=1e-9),
             signature,
         )
     lower = ["-m", "bleu", "--tokenize", "none", "--force", "--lowercase"]
     value, signature = sacrebleu(tokens[0], [tokens[1]], *lower)
-    row = found["tokenised BLEU lower-cased"]
+    row = actual["tokenised BLEU lower-cased"]
     assert (row["score"], row["signature"]) == (pytest.approx(value, abs=1e-9), signature)
-    assert abs(found["tokenised BLEU"]["score"] - found["compound-split BLEU"]["score"]) > 0.5
+    assert abs(actual["tokenised BLEU"]["score"] - actual["compound-split BLEU"]["score"]) > 0.5
 
 
 def test_values_worked_out_by_hand(tmp_path):
@@ -144,11 +144,13 @@ def test_table_and_json_say_the_same_and_lines_end_at_newlines_only(pair, capsys
         )
     rows = scores(*pair)
     table = capsys.readouterr().out
-    found = json.loads(pair[0].with_suffix(".json").read_text(encoding="utf-8"))
+    actual = json.loads(pair[0].with_suffix(".json").read_text(encoding="utf-8"))
     assert (
-        found["hyp"] == str(pair[0]) and found["ref"] == [str(pair[1])] and found["sentences"] == 2
+        actual["hyp"] == str(pair[0])
+        and actual["ref"] == [str(pair[1])]
+        and actual["sentences"] == 2
     )
-    assert set(found["versions"]) == {"sacrebleu", "sacremoses", "python"}
+    assert set(actual["versions"]) == {"sacrebleu", "sacremoses", "python"}
     for name, row in rows.items():
         (line,) = (line for line in table.split("\n") if line.startswith(name + "  "))
         assert " 100.00 " in line and row["signature"] in line and row["note"] in table
@@ -213,5 +215,5 @@ def test_rows_that_need_a_language_are_left_out_without_it(pair):
 )
 def test_output_that_is_hardly_a_translation_is_named(hypotheses, says):
     references = ["a b c d"] * len(hypotheses)
-    found = degenerate(hypotheses, [references])
-    assert says in found and bool(found) == bool(says)
+    actual = degenerate(hypotheses, [references])
+    assert says in actual and bool(actual) == bool(says)

@@ -17,17 +17,17 @@ def run(angles, ratios):
 
 
 def test_an_angle_that_passes_the_edge_before_the_gradient_is_lost():
-    found = angle_cause.answer(run([0.1, 0.3, 0.1, 0.3, 0.4], [1, 2, 3, 40, 90]), edge=0.2)
-    assert found["angle beyond the edge from"] == 2 and found["ratio above 30 from"] == 4
-    assert found["most updates in a row beyond it"] == 2
-    assert found["angle when lost, or at the end"] == 0.3
-    assert found["largest angle"] == 0.4 and found["largest ratio"] == 90
+    actual = angle_cause.answer(run([0.1, 0.3, 0.1, 0.3, 0.4], [1, 2, 3, 40, 90]), edge=0.2)
+    assert actual["angle beyond the edge from"] == 2 and actual["ratio above 30 from"] == 4
+    assert actual["most updates in a row beyond it"] == 2
+    assert actual["angle when lost, or at the end"] == 0.3
+    assert actual["largest angle"] == 0.4 and actual["largest ratio"] == 90
 
 
 def test_a_run_that_keeps_its_gradient():
-    found = angle_cause.answer(run([0.1, 0.15], [1, 29]), edge=0.2)
-    assert found["angle beyond the edge from"] is None and found["ratio above 30 from"] is None
-    assert found["angle when lost, or at the end"] == 0.15
+    actual = angle_cause.answer(run([0.1, 0.15], [1, 29]), edge=0.2)
+    assert actual["angle beyond the edge from"] is None and actual["ratio above 30 from"] is None
+    assert actual["angle when lost, or at the end"] == 0.15
 
 
 def test_the_edge_is_extrapolated_by_the_measured_power_law(tmp_path, monkeypatch):
@@ -48,13 +48,13 @@ def test_the_archived_runs_give_the_table_of_the_page():
     table = table[(table["rule"] == "rskip") & (table["lr"] == 0.003)]
     edge = angle_cause.edge_at(108, 0.003)
     assert round(edge, 3) == 0.118
-    found = {}
+    actual = {}
     for scale, run in table.groupby("lambda"):
         answer = angle_cause.answer(run, edge)
         angles = (round(answer[name], 3) for name in ("angle at first", "largest angle"))
         crossed = (answer["angle beyond the edge from"], answer["ratio above 30 from"])
-        found[scale] = (*angles, *crossed, round(answer["largest ratio from update 50 on"], 1))
-    assert found == {
+        actual[scale] = (*angles, *crossed, round(answer["largest ratio from update 50 on"], 1))
+    assert actual == {
         2: (0.258, 0.262, 1, 8, 18330000.0),
         3: (0.11, 0.151, 4, 15, 3667.0),
         4: (0.055, 0.084, None, 24, 17.3),

@@ -39,10 +39,10 @@ def runs(exponent, constant=2.0):
 def test_the_exponent_of_a_known_law_is_recovered(exponent):
     constant = 2.0 * 24 ** (exponent - 0.5)  # the edge of the middle depth is at c = 2
     table = runs(exponent, constant)
-    found = angle_edge.edges(table)
-    expected = constant / found["residuals"] ** exponent
-    assert found["edge"].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
-    fit = angle_edge.fit_exponent(found)
+    actual = angle_edge.edges(table)
+    expected = constant / actual["residuals"] ** exponent
+    assert actual["edge"].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    fit = angle_edge.fit_exponent(actual)
     assert fit.exponent == pytest.approx(exponent, abs=1e-6)
 
 
@@ -55,8 +55,8 @@ def test_an_interval_refutes_the_exponents_that_it_excludes():
 def test_an_edge_under_another_setting_is_laid_beside_the_registered_one():
     wide = runs(0.5, constant=1.0)  # half of the others' edges
     wide = wide[wide["residuals"] == 24].assign(width=256)
-    found = angle_edge.edges(pandas.concat([runs(0.5), wide]))
-    others = angle_edge.other_settings(found)
+    actual = angle_edge.edges(pandas.concat([runs(0.5), wide]))
+    others = angle_edge.other_settings(actual)
     assert others["over_registered"].tolist() == pytest.approx([0.5, 0.5], rel=1e-6)
     assert others["width"].tolist() == [256, 256] and others["seed"].tolist() == [1, 2]
 
@@ -77,10 +77,10 @@ def test_a_run_that_lacks_an_update_counts_as_lost():
 
 def test_archived_runs_give_the_committed_edges_and_bound():
     table = pandas.read_csv(ROOT / "results/angle_runs.csv")
-    found = angle_edge.edges(table)
+    actual = angle_edge.edges(table)
     committed = pandas.read_csv(ROOT / "results/angle_edge.csv")
-    pandas.testing.assert_frame_equal(found.round(4), committed, check_dtype=False)
-    inside = found[angle_edge.as_registered(found) & (found["lr"] == 0.003)]  # both tasks
+    pandas.testing.assert_frame_equal(actual.round(4), committed, check_dtype=False)
+    inside = actual[angle_edge.as_registered(actual) & (actual["lr"] == 0.003)]  # both tasks
     inside = inside.dropna(subset="edge")
     fit = angle_edge.fit_exponent(inside)
     assert (round(fit.constant, 1), round(fit.exponent, 2)) == (5.0, 0.8)

@@ -36,5 +36,5 @@ def test_a_warm_up_belongs_to_the_length_where_it_is_in_proportion(
     path = tmp_path / "small.yaml"
     path.write_text(FILE)
     (experiment,) = make_tables([str(path)], Selection(changes=changes))
-    found = changes_of(experiment)
-    assert (found.are_none, found.name(experiment)) == (are_none, name)
+    actual = changes_of(experiment)
+    assert (actual.are_none, actual.name(experiment)) == (are_none, name)

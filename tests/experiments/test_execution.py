@@ -275,7 +275,7 @@ def test_a_command_that_is_still_running_keeps_its_runs_lock(prepared):
     os.kill(int((prepared.folder / "pid").read_text()), signal.SIGKILL)
 
 
-def test_a_training_has_a_minute_to_save_its_state(tmp_path, monkeypatch):
+def test_a_run_sets_the_time_to_save_a_state_to_a_minute(tmp_path, monkeypatch):
     for name in ("end_with_parent", "stop_on_signals"):
         monkeypatch.setattr(process, name, lambda *_: None)
     monkeypatch.setattr(process, "GRACE", process.GRACE)
@@ -379,12 +379,12 @@ def test_the_checksum_of_a_corpus_is_of_its_words_not_of_its_name(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     text = TASKS["translation"]
     assert text.data_checksum("mine") == ""
-    folder, found = tmp_path / "data" / "mine" / "data-bin", []
+    folder, actual = tmp_path / "data" / "mine" / "data-bin", []
     folder.mkdir(parents=True)
     for words in ("a 3\n", "a 4\n", "a 3\n"):
         (folder / "dict.en.txt").write_text(words)
-        found.append(text.data_checksum("mine"))
-    assert found[0] == found[2] != found[1]
+        actual.append(text.data_checksum("mine"))
+    assert actual[0] == actual[2] != actual[1]
 
 
 def test_a_run_that_another_process_does_is_left_alone(prepared):

@@ -203,9 +203,9 @@ def test_a_number_has_one_name_however_it_is_written(tmp_path, text):
     path = write(tmp_path, TRANSLATION, options={"lr": 0.0001})
     (expected,) = tables(path)
     path.write_text(path.read_text("utf-8").replace("lr: 0.0001", f"lr: {text}"), "utf-8")
-    (found,) = tables(path)
+    (actual,) = tables(path)
     (changed,) = tables(path, changes=[f"lr={text}"])
-    for table in (found, changed):
+    for table in (actual, changed):
         assert [run.identity for run in table.runs] == [run.identity for run in expected.runs]
 
 

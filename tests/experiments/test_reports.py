@@ -179,13 +179,13 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     rows = [{**row, "reported": 9.5} for row in IMAGES["rows"]]
     path, out = write(tmp_path, IMAGES, rows=rows, source="A paper"), tmp_path / "out"
     finish(tables(path)[0], out, {"plain": {1: 10.0, 2: 10.5}})
-    found, page = report(capfd, path, out, "--no-figures")
-    assert float(found["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
+    actual, page = report(capfd, path, out, "--no-figures")
+    assert float(actual["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
     short = ["iterations=6", "batch-size=4"]
     finish(tables(path, changes=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
-    found, page = report(capfd, path, out, "--no-figures", "--set", *short)
-    assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
-    assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
+    actual, page = report(capfd, path, out, "--no-figures", "--set", *short)
+    assert actual["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
+    assert (actual["plain"]["scale"], actual["plain"]["changed"]) == ("0.5", "batch-size 4")
 
 
 def test_a_length_is_not_compared_with_that_of_a_file_whose_own_options_are_refused(
@@ -196,9 +196,9 @@ def test_a_length_is_not_compared_with_that_of_a_file_whose_own_options_are_refu
     words = ["valid-images=100", "iterations=6"]
     (table,) = tables(path, changes=words)
     finish(table, out, {"plain": {1: 20.0, 2: 20.5}}, metric="valid_error")
-    found, _ = report(capfd, path, out, "--no-figures", "--set", *words)
-    assert (found["plain"]["scale"], float(found["plain"]["mean"])) == ("1.0", 20.25)
-    assert "iterations 6" in found["plain"]["changed"]
+    actual, _ = report(capfd, path, out, "--no-figures", "--set", *words)
+    assert (actual["plain"]["scale"], float(actual["plain"]["mean"])) == ("1.0", 20.25)
+    assert "iterations 6" in actual["plain"]["changed"]
 
 
 def test_a_table_without_a_row_to_show_does_not_stop_the_others(images, capfd, tmp_path):
@@ -320,12 +320,12 @@ def test_rows_that_differ_in_evaluate_alone_are_compared(tmp_path, capfd):
             file.parent.mkdir(parents=True, exist_ok=True)
             record["scores"][run.evaluation] = {"values": {"sacreBLEU 13a": value}}
             file.write_text(json.dumps(record))
-    found, _ = report(capfd, path, out, "--no-figures")
+    actual, _ = report(capfd, path, out, "--no-figures")
     for label in ("beam 5", "other"):
         expected = statistics.fmean(scores[label]) - statistics.fmean(scores["greedy"])
-        assert float(found[label]["ours_minus_baseline"]) == pytest.approx(expected)
-    assert found["again"]["untested"] == "same runs"
-    assert found["beam 5"]["tests"] == found["other"]["tests"] == "2"
+        assert float(actual[label]["ours_minus_baseline"]) == pytest.approx(expected)
+    assert actual["again"]["untested"] == "same runs"
+    assert actual["beam 5"]["tests"] == actual["other"]["tests"] == "2"
 
 
 def test_the_length_ratio_is_that_of_sacrebleu(monkeypatch):
@@ -385,8 +385,8 @@ def test_a_row_has_its_own_seeds_and_published_parameters(tmp_path, capfd):
     rows = [{**IMAGES["rows"][0], "seeds": [1, 2, 3], "parameters": "65M"}, IMAGES["rows"][1]]
     path, out = write(tmp_path, IMAGES, rows=rows), tmp_path / "out"
     finish(tables(path)[0], out, {"plain": BAD, "recursive": {1: 10.0, 2: 10.2}})
-    found, page = report(capfd, path, out, "--no-figures")
-    planned = [found[row]["seeds_planned"] for row in ("plain", "recursive")]
+    actual, page = report(capfd, path, out, "--no-figures")
+    planned = [actual[row]["seeds_planned"] for row in ("plain", "recursive")]
     assert planned == ["3", "2"] and "65M" in page
     assert "2 seeds, 1 test" in page
 

@@ -95,8 +95,8 @@ def test_the_text_is_that_of_evaluate_from_the_folder_alone(texts, exported):
     ):
         assert model.translate(sentences) == expected
     assert model.translate(sentences[3]) == expected[3]
-    found = model.generate([model.encode(sentence) for sentence in sentences[:5]], beam=4)
-    assert [model.decode(hypotheses[0]["tokens"]) for hypotheses in found] == expected[:5]
+    actual = model.generate([model.encode(sentence) for sentence in sentences[:5]], beam=4)
+    assert [model.decode(hypotheses[0]["tokens"]) for hypotheses in actual] == expected[:5]
 
 
 def test_an_average_of_rskip_run_is_checked_against_its_vocabulary(translator, tmp_path, capsys):
@@ -276,7 +276,7 @@ def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path
     torch.save(state, last)
     options = "--beam 4 --lenpen 0.5 --max-len-a 0 --max-len-b 30 --remove-bpe --cpu".split()
     log = run_checked(["fairseq-generate", data, "--path", last, *options])
-    found = {
+    actual = {
         int(i[2:]): text
         for i, _, text in (r.split("\t") for r in log.splitlines() if r.startswith("H-"))
     }
@@ -287,7 +287,7 @@ def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path
         [model.encode(sentence) for sentence in sentences], beam=4, max_len_a=0, max_len_b=30
     )
     ours = [model.tgt_dict.string(hypotheses[0]["tokens"], "subword_nmt") for hypotheses in batches]
-    assert ours == [found[i] for i in range(len(sentences))]
+    assert ours == [actual[i] for i in range(len(sentences))]
     assert "`xskip` (lambda 1, " in card(tmp_path / "out")[1]
 
 

@@ -52,10 +52,10 @@ def model(language_model, scored, tmp_path_factory):
 
 def test_the_perplexity_is_that_of_evaluate(language_model, model, scored):
     text = (language_model[0] / "raw" / "test.en").read_text("utf-8")
-    found = model[0].score(text, context_window=8)
-    assert found.perplexity == pytest.approx(scored["perplexity"]["subword"], rel=1e-6)
-    assert found.bits_per_byte == pytest.approx(scored["bits"]["byte"], rel=1e-6)
-    assert (len(found.tokens), found.bytes) == (scored["tokens"], scored["bytes"])
+    actual = model[0].score(text, context_window=8)
+    assert actual.perplexity == pytest.approx(scored["perplexity"]["subword"], rel=1e-6)
+    assert actual.bits_per_byte == pytest.approx(scored["bits"]["byte"], rel=1e-6)
+    assert (len(actual.tokens), actual.bytes) == (scored["tokens"], scored["bytes"])
     assert model[0].score("a b c").tokens == ["a", "b", "c", "</s>"]
     for wrong in ("", " \n", ["a", "b"], None):
         with pytest.raises(UserError, match="expected a text of one or more lines, not blank"):

@@ -115,22 +115,22 @@ def test_logits_are_the_models(case, transformers, tmp_path, stock_operators, ex
     tolerance = 1e-4 if case in GELU else 1e-9
     model = model_of(arch, options)
     hugging_face.write_model(tmp_path, model)
-    found = loaded(transformers, tmp_path, is_gpt2)
-    assert type(found).__name__ == ("GPT2LMHeadModel" if is_gpt2 else "SkipLMForCausalLM")
-    assert found.dtype == torch.float64
+    actual = loaded(transformers, tmp_path, is_gpt2)
+    assert type(actual).__name__ == ("GPT2LMHeadModel" if is_gpt2 else "SkipLMForCausalLM")
+    assert actual.dtype == torch.float64
 
     text = tokens(3, 24)
     expected = model(text)[0]
-    torch.testing.assert_close(found(text).logits, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual(text).logits, expected, rtol=tolerance, atol=tolerance)
     log_probabilities = expected[:, :-1].log_softmax(-1).gather(2, text[:, 1:, None])
     loss = -log_probabilities.mean()
     # transformers computes the loss in fp32
-    torch.testing.assert_close(found(text, labels=text).loss.double(), loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual(text, labels=text).loss.double(), loss, rtol=1e-5, atol=1e-5)
 
     padded = torch.cat([text.new_full((3, 4), dictionary().pad()), text[:, :9]], 1)
     kept = padded != dictionary().pad()
     positions = {"position_ids": (kept.cumsum(1) - 1).clamp(min=0)} if is_gpt2 else {}
-    logits = found(padded, attention_mask=kept.long(), **positions).logits[:, 4:]
+    logits = actual(padded, attention_mask=kept.long(), **positions).logits[:, 4:]
     torch.testing.assert_close(logits, expected[:, :9], rtol=tolerance, atol=tolerance)
 
 
@@ -141,21 +141,21 @@ def test_generation_is_greedy_search(case, transformers, tmp_path, stock_operato
     model = model_of(arch, options)
     (tmp_path / "first").mkdir()
     hugging_face.write_model(tmp_path / "first", model)
-    found = loaded(transformers, tmp_path / "first", is_gpt2)
-    found.save_pretrained(tmp_path / "again")
+    actual = loaded(transformers, tmp_path / "first", is_gpt2)
+    actual.save_pretrained(tmp_path / "again")
     again = loaded(transformers, tmp_path / "again", is_gpt2)
 
     text = tokens(2, 5)
     search = {"do_sample": False, "max_new_tokens": 9, "eos_token_id": None}
     expected = torch.cat([greedy(model, row[None], 9) for row in text])
-    for each in (found, again):
+    for each in (actual, again):
         for cache in (False, True):
             ours = each.generate(text, use_cache=cache, **search)
             assert torch.equal(ours, expected)
     padded = torch.cat([text.new_full((2, 3), dictionary().pad()), text], 1)
     kept = (padded != dictionary().pad()).long()
-    assert torch.equal(found.generate(padded, attention_mask=kept, **search)[:, 3:], expected)
-    assert torch.equal(again(text).logits, found(text).logits)
+    assert torch.equal(actual.generate(padded, attention_mask=kept, **search)[:, 3:], expected)
+    assert torch.equal(again(text).logits, actual(text).logits)
     with pytest.raises(ValueError, match="backend tokenizer"):
         transformers.AutoTokenizer.from_pretrained(tmp_path / "first", trust_remote_code=True)
 

@@ -81,11 +81,11 @@ def losses(data, arch, precision):
     trainer = Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
     batch = next(iter(trainer.get_train_iterator(1).next_epoch_itr(shuffle=False)))
     trainer.lr_step_begin_epoch(1)
-    found = []
+    actual = []
     for _ in range(30):
         with metrics.aggregate(new_root=True):
-            found.append(trainer.train_step([batch]))
-    return [float(each["loss"]) for each in found if each is not None], model.parameters()
+            actual.append(trainer.train_step([batch]))
+    return [float(each["loss"]) for each in actual if each is not None], model.parameters()
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype, operators, ops):
         assert y.dtype == kind and y.device.type == device
         outcomes.append([t.detach().double().cpu() for t in (y, *gradients(y, upstream, (x, f)))])
     tolerance = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
-    for expected, found in zip(*outcomes):
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for expected, actual in zip(*outcomes):
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", ROWS)
@@ -153,9 +153,9 @@ def test_compiled_whole(operators):
     assert in_use(DEVICE).name == DEVICE
     leaves = [leaf.detach().to(DEVICE).requires_grad_() for leaf in test_ops.inputs((12, 48), 2)]
     y = torch.compile(skip_norm, fullgraph=True)(*leaves[:2], leaves[2:4], leaves[4:])
-    found = [y.detach(), *torch.autograd.grad(y, leaves, test_ops.random(y.shape, 100, y))]
+    actual = [y.detach(), *torch.autograd.grad(y, leaves, test_ops.random(y.shape, 100, y))]
     test_ops.agree(
-        [t.cpu() for t in found],
+        [t.cpu() for t in actual],
         [t.double().cpu() for t in test_ops.evaluate(ops, leaves, 2)],
         torch.float32,
     )

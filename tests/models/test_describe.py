@@ -114,11 +114,11 @@ def test_every_architecture_is_described():
 
 
 def test_a_resnet_takes_the_options_of_train_cifar():
-    found = described(
+    actual = described(
         "resnet20", "--skip-kind", "xskip", "--skip-lambda", "3", "--skip-norm", "rms"
     )
-    assert [skip["layer"] for skip in found] == list(range(9))
-    first = found[0]
+    assert [skip["layer"] for skip in actual] == list(range(9))
+    first = actual[0]
     assert (first["side"], first["constants"]["lambda"], first["norms"]) == (
         "resnet",
         3,
@@ -176,11 +176,11 @@ def test_a_resnets_checkpoint_is_described_with_its_weights(whole):
 )
 def test_a_mistake_is_one_line(capsys, argv, status, named):
     try:
-        found = main(["describe", *argv.split()])
+        actual = main(["describe", *argv.split()])
     except SystemExit as ended:
-        found = ended.code
+        actual = ended.code
     shown = capsys.readouterr()
-    assert found == status and not shown.out
+    assert actual == status and not shown.out
     assert shown.err.startswith("error: ") and named in shown.err and shown.err.count("\n") == 1
 
 

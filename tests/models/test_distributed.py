@@ -65,8 +65,8 @@ def train(corpus, save_dir, arch, ddp_backend, launcher):
         ]
         command += ["--distributed-backend", "gloo"]
     else:
-        found = f"--distributed-backend gloo --distributed-init-method file://{save_dir}.init"
-        command += [*found.split(), "--distributed-world-size", 2, "--distributed-no-spawn"]
+        actual = f"--distributed-backend gloo --distributed-init-method file://{save_dir}.init"
+        command += [*actual.split(), "--distributed-world-size", 2, "--distributed-no-spawn"]
         command = ["python-with-fairseq", TWO.format(arguments=[str(word) for word in command])]
     log = run_checked(command)
     assert "unused parameter" not in log.lower() and "--skip-log-interval 1 needs" not in log
@@ -105,9 +105,9 @@ def test_two_processes_equal_one_with_update_freq_2(
     two_losses, two = train(tiny_corpus, tmp_path / "two", arch, ddp_backend, launcher)
     if launcher == "torchrun":
         assert len(list((tmp_path / "two" / "events" / "skip").iterdir())) == 2
-        found = skip_lines(tmp_path / "two" / "events" / "skip" / "skips.jsonl")
-        assert found.keys() == set(range(1, 7)) and all(
-            len(values) == 90 for values in found.values()
+        actual = skip_lines(tmp_path / "two" / "events" / "skip" / "skips.jsonl")
+        assert actual.keys() == set(range(1, 7)) and all(
+            len(values) == 90 for values in actual.values()
         )
     assert len(one_losses) >= 6
     assert two_losses == pytest.approx(one_losses, abs=2e-3)

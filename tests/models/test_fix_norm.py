@@ -50,9 +50,9 @@ def test_the_length_of_a_stored_embedding_means_nothing(model):
 
 def test_padding_stays_zero(model):
     embedding, pad = model.encoder.embed_tokens, dictionary().pad()
-    found = embedding(torch.tensor([pad, 5]))
-    (found * torch.arange(32.0)).sum().backward()
-    assert found[0].eq(0).all() and embedding.weight.grad[pad].eq(0).all()
+    actual = embedding(torch.tensor([pad, 5]))
+    (actual * torch.arange(32.0)).sum().backward()
+    assert actual[0].eq(0).all() and embedding.weight.grad[pad].eq(0).all()
     assert embedding.weight.grad[5].abs().max() > 0
 
 

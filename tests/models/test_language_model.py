@@ -91,32 +91,44 @@ def test_lambda_1_is_stock_fairseqs_language_model(arch, ours, stock, options, s
     assert all(torch.equal(one, other) for one, other in zip(*draws))
 
 
-@pytest.mark.parametrize("arch", EVERY)
-def test_every_rule_trains_decodes_by_token_and_leaves_padding_out(arch, exact_attention):
-    model = build(arch, **TINY).double()
+@pytest.fixture(params=EVERY)
+def random_model(request, exact_attention):
+    """A small language model of each rule in float64, with random parameters."""
+    model = build(request.param, **TINY).double()
     randomise(model)
+    return model
+
+
+def test_decoding_token_by_token_gives_the_logits_of_the_whole_text(random_model):
     inputs = tokens((6, 6, 6))
+    whole = random_model(inputs)[0]
     state: dict = {}
-    full = model(inputs)[0]
-    steps = [
-        model.decoder(inputs[:, : i + 1], incremental_state=state)[0][:, -1]
-        for i in range(inputs.size(1))
-    ]
-    assert ((torch.stack(steps, 1) - full).abs().max() / full.abs().max()).item() < 1e-10
-    full.logsumexp(-1).sum().backward()
-    assert {
-        name
-        for name, p in model.named_parameters()
-        if p.grad is None or not p.grad.isfinite().all()
-    } == set()
-    assert [skip.place.num_blocks_of_network for skip in skips(model).values()] == [4] * 4
-    inputs = tokens()  # padding and company do not change a text
-    together = model(inputs)[0]
-    for row, found in zip(inputs, together):
-        alone = row[row.ne(dictionary().pad())]
-        torch.testing.assert_close(
-            found[: len(alone)], model(alone[None])[0][0], rtol=1e-10, atol=1e-10
-        )
+    by_token = []
+    for length in range(1, inputs.size(1) + 1):
+        logits, _ = random_model.decoder(inputs[:, :length], incremental_state=state)
+        by_token.append(logits[:, -1])
+    difference = (torch.stack(by_token, 1) - whole).abs().max() / whole.abs().max()
+    assert difference.item() < 1e-10
+
+
+def test_every_parameter_of_a_language_model_has_a_finite_gradient(random_model):
+    random_model(tokens((6, 6, 6)))[0].logsumexp(-1).sum().backward()
+    for name, parameter in random_model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_the_network_of_a_language_model_is_its_decoder(random_model):
+    """Two layers of two sublayers: no attention to an encoder."""
+    places = [skip.place for skip in skips(random_model).values()]
+    assert [place.num_blocks_of_network for place in places] == [4] * 4
+
+
+def test_padding_and_other_texts_of_a_batch_do_not_change_a_text(random_model):
+    inputs = tokens()
+    for text, of_batch in zip(inputs, random_model(inputs)[0], strict=True):
+        text = text[text.ne(dictionary().pad())]
+        alone = random_model(text[None])[0][0]
+        torch.testing.assert_close(of_batch[: len(text)], alone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", ["", "_gpt", "_wiki103"])

@@ -266,13 +266,13 @@ def test_completep_scales_rate_and_epsilon_of_every_parameter_of_a_layer():
     """
     model = build("transformer_completep_tiny", **DEEP)
     adam = Adam(list(model.parameters()), lr=0.01, eps=1e-6)
-    found = settings_of(model, adam)
-    assert found.keys() == {name for name, _ in model.named_parameters()}
-    inside = {name for name in found if name.startswith("encoder.layers.")}
+    actual = settings_of(model, adam)
+    assert actual.keys() == {name for name, _ in model.named_parameters()}
+    inside = {name for name in actual if name.startswith("encoder.layers.")}
     kinds = {name.split(".", 3)[3] for name in inside}
     assert {"fc1.weight", "fc2.bias", "self_attn.q_proj.weight", "final_skip.pre.bias"} <= kinds
     assert len(inside) == 8 * 16
-    for name, (lr, eps) in found.items():
+    for name, (lr, eps) in actual.items():
         m = 4 if name in inside else 1
         assert lr == pytest.approx(0.01 * m**-0.5, rel=1e-12), name
         assert eps == pytest.approx(1e-6 * m**-0.5, rel=1e-12), name
@@ -281,9 +281,9 @@ def test_completep_scales_rate_and_epsilon_of_every_parameter_of_a_layer():
 
 def test_completep_with_exponent_1_changes_epsilon_alone():
     model = build("transformer_lm_completep_tiny", decoder_layers=6, max_target_positions=16)
-    found = settings_of(model, Adam(list(model.parameters()), lr=0.01, eps=1e-6))
-    assert {rates for name, rates in found.items() if ".layers." not in name} == {(0.01, 1e-6)}
-    ((lr, eps),) = {rates for name, rates in found.items() if ".layers." in name}
+    actual = settings_of(model, Adam(list(model.parameters()), lr=0.01, eps=1e-6))
+    assert {rates for name, rates in actual.items() if ".layers." not in name} == {(0.01, 1e-6)}
+    ((lr, eps),) = {rates for name, rates in actual.items() if ".layers." in name}
     assert (lr, eps) == (0.01, pytest.approx(1e-6 / 3))
 
 
@@ -381,12 +381,12 @@ def test_completep_trains_with_a_flat_tensor_as_with_groups(tiny_corpus, tmp_pat
     options = ["--optimizer", "adam", "--adam-eps", 1, "--max-update", 1, "--encoder-layers", 8]
     arch = "transformer_completep_tiny"
     trainings = {"fp32": ["--lr", 300], "flat": ["--lr", 300, "--fp16"], "start": ["--lr", 1e-30]}
-    found = {
+    actual = {
         name: train(tiny_corpus, tmp_path / name, arch, *options, *more)["model"]
         for name, more in trainings.items()
     }
     for name in ("encoder.layers.0.fc1.weight", "encoder.layers.0.final_skip.pre.weight"):
-        start = found["start"][name].float()
-        steps = [found[each][name].float() - start for each in ("fp32", "flat")]
+        start = actual["start"][name].float()
+        steps = [actual[each][name].float() - start for each in ("fp32", "flat")]
         assert steps[0].abs().max() > 0.03
         torch.testing.assert_close(steps[1], steps[0], rtol=0.05, atol=2e-3)

@@ -106,8 +106,8 @@ def test_the_stack_starts_as_the_identity(kind):
 def test_branches_start_with_the_papers_standard_deviations(kind, expected):
     layer = build(f"transformer_{kind}_tiny", **BASE).encoder.layers[3]
     branch = {**layer.branch_weights("self_attn"), **layer.branch_weights("ffn")}
-    found = {role: float(weight.tensor.std()) / XAVIER[role] for role, weight in branch.items()}
-    assert {role: found[role] for role in expected} == pytest.approx(expected, rel=0.05)
+    actual = {role: float(weight.tensor.std()) / XAVIER[role] for role, weight in branch.items()}
+    assert {role: actual[role] for role in expected} == pytest.approx(expected, rel=0.05)
 
 
 def test_attention_between_two_widths_starts_with_the_papers_standard_deviations():
@@ -116,8 +116,8 @@ def test_attention_between_two_widths_starts_with_the_papers_standard_deviations
     attention = build("transformer_deepnorm_tiny", **widths).decoder.layers[3].encoder_attn
     expected = {"q": 1 / 32, "k": 2 / 96, "v": 0.3433**2 * 2 / 96, "out": 0.3433**2 / 32}
     for role, variance in expected.items():
-        found = getattr(attention, f"{role}_proj").weight.std().item()
-        assert found == pytest.approx(variance**0.5, rel=0.05), role
+        actual = getattr(attention, f"{role}_proj").weight.std().item()
+        assert actual == pytest.approx(variance**0.5, rel=0.05), role
 
 
 def test_a_rule_rescales_and_does_not_redraw():
@@ -166,10 +166,10 @@ def test_every_place_has_draws_of_its_own(kind):
     name = {"highway": "gate_weight", "conv_shortcut": "weight", "laurel": "low"}[kind]
     model, again = (build(f"transformer_{kind}_tiny", **TINY) for _ in range(2))
     other = build(f"transformer_{kind}_tiny", seed=2, **TINY)
-    found = [getattr(skip, name).detach() for skip in skips(model).values()]
-    assert len({tuple(weight[0].tolist()) for weight in found}) == len(found) == 10
-    assert all(torch.equal(a, getattr(b, name)) for a, b in zip(found, skips(again).values()))
-    for weight, skip in zip(found, skips(other).values()):  # of another seed
+    actual = [getattr(skip, name).detach() for skip in skips(model).values()]
+    assert len({tuple(weight[0].tolist()) for weight in actual}) == len(actual) == 10
+    assert all(torch.equal(a, getattr(b, name)) for a, b in zip(actual, skips(again).values()))
+    for weight, skip in zip(actual, skips(other).values()):  # of another seed
         assert not torch.isclose(weight, getattr(skip, name)).any()
 
 

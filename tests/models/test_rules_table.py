@@ -37,7 +37,7 @@ TASKS = ["translation", "language model"]
 
 def claims() -> dict[str, tuple[str, str, str]]:
     """Architecture -> its cells "parameters", "at the start" and "step, memory"."""
-    found = {}
+    actual = {}
     for line in PAGE.splitlines():
         row = [cell.strip() for cell in line.split("|")]
         if not line.startswith("| `") or len(row) < 9:
@@ -45,8 +45,8 @@ def claims() -> dict[str, tuple[str, str, str]]:
         variants = re.findall(r"`(\w+)`", row[1])
         columns = [cell.split(" / ") for cell in row[6:9]]
         for k, variant in enumerate(variants):
-            found[variant] = tuple(cells[k] if len(cells) > 1 else cells[0] for cells in columns)
-    return found
+            actual[variant] = tuple(cells[k] if len(cells) > 1 else cells[0] for cells in columns)
+    return actual
 
 
 CLAIMS = claims()
@@ -106,12 +106,12 @@ def test_a_rule_starts_as_its_row_says(variant, task, stock_operators):
     """Admin starts only with a batch. What a row does not claim is off by more than 1 %."""
     if (variant, task) == ("tfixup", "language model"):
         pytest.skip("T-Fixup is derived for an encoder and a decoder")
-    claim, found = CLAIMS[variant][1], logits(variant, task)
+    claim, actual = CLAIMS[variant][1], logits(variant, task)
     for name, plain in BASELINES.items():
         expected = logits(plain, task)
-        difference = (found - expected).abs().max() / expected.std()
+        difference = (actual - expected).abs().max() / expected.std()
         if claim == f"= {name}":
-            assert torch.equal(found, expected)
+            assert torch.equal(actual, expected)
         elif claim == f"≈ {name}":
             assert 0 < difference <= 0.003
         else:

@@ -76,7 +76,7 @@ def read_scalars(folder):
     """tag -> update -> value of what was logged."""
     steps = skip_lines(folder / "skips.jsonl")
     return {
-        tag: {s: found[tag] for s, found in steps.items() if tag in found}
+        tag: {s: actual[tag] for s, actual in steps.items() if tag in actual}
         for v in steps.values()
         for tag in v
     }
@@ -124,16 +124,16 @@ def by_hand(model, sample, name=BLOCK, target=None):
 
 def test_the_figures_are_those_computed_by_hand(model, folder):
     sample = batch(sentences())
-    found = written(run(SkipLog(train_step, model, 2), model, range(4), sample), folder)
+    actual = written(run(SkipLog(train_step, model, 2), model, range(4), sample), folder)
     model.zero_grad()
     assert (
-        len(found)
+        len(actual)
         == (4 + 4 + 1) * sum(isinstance(module, SkipConnection) for module in model.modules())
         == (4 + 4 + 1) * 10
     )
     expected = by_hand(model, sample)
     for quantity, value in zip(QUANTITIES, expected):
-        values = found[f"{quantity}/{BLOCK}"]
+        values = actual[f"{quantity}/{BLOCK}"]
         assert values.keys() == {2, 4}
         assert values[2] == values[4] == pytest.approx(value, rel=1e-5)
 
@@ -153,9 +153,9 @@ def test_every_kind_has_all_figures_and_trains_the_same(folder, arch):
         }
         states.append({**model.state_dict(), **gradients})
     assert same(*states)
-    found = written(log, folder)
-    assert all(values.keys() == {1, 2} for values in found.values())
-    assert sum(tag.startswith(QUANTITIES) for tag in found) == 40
+    actual = written(log, folder)
+    assert all(values.keys() == {1, 2} for values in actual.values())
+    assert sum(tag.startswith(QUANTITIES) for tag in actual) == 40
 
 
 def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch):
@@ -164,10 +164,10 @@ def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch)
         log=lambda values, step: sent.update({step: values})
     )  # of a run, as fairseq begins it
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=api))
-    found = written(run(SkipLog(train_step, model, 2), model, range(4)), folder)
-    assert len(found) == 90
+    actual = written(run(SkipLog(train_step, model, 2), model, range(4)), folder)
+    assert len(actual) == 90
     assert sent == {
-        step: {f"skip/{tag}": values[step] for tag, values in found.items()} for step in (2, 4)
+        step: {f"skip/{tag}": values[step] for tag, values in actual.items()} for step in (2, 4)
     }
 
 
@@ -177,8 +177,8 @@ def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
     The second process logs every fourth.
     """
     written(run(SkipLog(train_step, model, 1), model, range(5)), folder)
-    found = written(run(SkipLog(train_step, model, 4), model, range(3, 8)), folder)
-    assert all(values.keys() == {1, 2, 3, 4, 8} for values in found.values())
+    actual = written(run(SkipLog(train_step, model, 4), model, range(3, 8)), folder)
+    assert all(values.keys() == {1, 2, 3, 4, 8} for values in actual.values())
 
 
 def test_an_updates_first_batch_is_logged_but_no_dummy_or_overflow(model, folder):
@@ -192,16 +192,18 @@ def test_an_updates_first_batch_is_logged_but_no_dummy_or_overflow(model, folder
     first, second = batch(sentences(seed=3)), batch(sentences(seed=4))
     run(log, model, [0], first)
     run(log, model, [0], second)
-    found = written(log, folder)
+    actual = written(log, folder)
     model.zero_grad()
-    assert found[f"skip_F_over_x/{BLOCK}"] == {1: pytest.approx(by_hand(model, first)[1], rel=1e-5)}
+    assert actual[f"skip_F_over_x/{BLOCK}"] == {
+        1: pytest.approx(by_hand(model, first)[1], rel=1e-5)
+    }
 
 
 def test_the_factor_of_the_loss_is_that_of_either_scaler():
     """--fp16 has fairseq's own, --amp torch's; in fp32 there is none."""
     scalers = [Optimizer.scaler, torch.amp.GradScaler("cpu", init_scale=8.0), None]
-    found = [skip_log.loss_scale(SimpleNamespace(scaler=scaler)) for scaler in scalers]
-    assert [*found, skip_log.loss_scale(SimpleNamespace())] == [SCALE, 8.0, 1.0, 1.0]
+    actual = [skip_log.loss_scale(SimpleNamespace(scaler=scaler)) for scaler in scalers]
+    assert [*actual, skip_log.loss_scale(SimpleNamespace())] == [SCALE, 8.0, 1.0, 1.0]
 
 
 def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
@@ -236,8 +238,8 @@ def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_co
     log, _ = train(tiny_corpus, tmp_path / "watched", "--skip-log-interval", "2")
     assert "skip_x_to_F" not in log
     folder = tmp_path / "watched" / "events" / "skip"
-    found = read_scalars(folder)
-    assert len(found) == 90 and all(values.keys() == {2, 4} for values in found.values())
+    actual = read_scalars(folder)
+    assert len(actual) == 90 and all(values.keys() == {2, 4} for values in actual.values())
     _, watched = train(
         tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3"
     )

@@ -35,7 +35,7 @@ def train(corpus, save_dir, *options):
 
 def logged(text, key):
     """Every value of ``key`` in the JSON lines of a log, as floats."""
-    records = (json.loads(found) for found in re.findall(r"\{\"epoch\".*\}", text))
+    records = (json.loads(actual) for actual in re.findall(r"\{\"epoch\".*\}", text))
     return [float(record[key]) for record in records if key in record]
 
 
@@ -89,9 +89,9 @@ def generated(tiny_corpus, trained):
 
 
 def test_generate_translates_every_sentence(generated):
-    found = hypotheses(generated)
-    assert sorted(found) == list(range(SIZES["test"]))
-    assert all(found.values())
+    actual = hypotheses(generated)
+    assert sorted(actual) == list(range(SIZES["test"]))
+    assert all(actual.values())
     assert not ADVICE.search(generated)
 
 

@@ -38,8 +38,10 @@ def hypotheses(model, pairs):
     src, lengths, prev = batch(pairs)
     sample = {"net_input": {"src_tokens": src, "src_lengths": lengths, "prev_output_tokens": prev}}
     generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=12)
-    found = generator.generate([model], sample)
-    return [[(h["tokens"].tolist(), round(float(h["score"]), 4)) for h in beams] for beams in found]
+    actual = generator.generate([model], sample)
+    return [
+        [(h["tokens"].tolist(), round(float(h["score"]), 4)) for h in beams] for beams in actual
+    ]
 
 
 # architecture, its options, stock's, those of both
@@ -62,10 +64,10 @@ def test_a_stock_checkpoint_loads_and_says_the_same(arch, ours, stocks, options,
     model.load_state_dict(stock.state_dict(), strict=True)
     inputs = batch(sentences())
     with torch.no_grad():
-        (found, found_extra), (expected, expected_extra) = (
+        (actual, found_extra), (expected, expected_extra) = (
             each(*inputs) for each in (model, stock)
         )
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     attention = [extra["attn"][0] for extra in (found_extra, expected_extra)]
     assert (attention[0] is None) == (attention[1] is None) == ("no_cross_attention" in options)
     assert attention[0] is None or torch.equal(*attention)
@@ -92,8 +94,8 @@ def test_an_encoder_layer_equals_stocks_under_a_mask_and_returns_fc(stock_operat
     )
     future = torch.ones(5, 5).triu(1)
     expected = stock.eval()(x, padding, attn_mask=future)
-    for found, wanted in zip(ours.eval()(x, padding, attn_mask=future), expected):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    for actual, wanted in zip(ours.eval()(x, padding, attn_mask=future), expected):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=0)
     unmasked = ours(x, padding)[0]
     assert (unmasked - expected[0]).abs().max() > 0.01
 
@@ -222,13 +224,13 @@ def test_incremental_decoding_padding_and_company_change_nothing(arch, exact_att
 
 @pytest.mark.parametrize("arch", ALL_TINY)
 def test_checkpointed_activations_give_the_same_gradients(arch):
-    found = []
+    actual = []
     for checkpointed in (False, True):
         model = build(arch, **TINY, checkpoint_activations=checkpointed).double().train()
         torch.manual_seed(5)
         model(*batch(sentences()))[0].logsumexp(-1).sum().backward()
-        found.append({name: p.grad for name, p in model.named_parameters()})
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+        actual.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(*actual, rtol=1e-6, atol=1e-6)
 
 
 def test_a_decoder_layer_has_attention_weights_where_they_are_asked_for():
@@ -258,8 +260,8 @@ def test_more_padding_changes_no_batch_norm_in_training(exact_attention):
     wide = torch.nn.functional.pad(src, (4, 0), value=pad), lengths
     wide = (*wide, torch.nn.functional.pad(prev, (0, 4), value=pad))
     kept = prev.ne(pad)
-    found, expected = model(*wide)[0][:, : prev.size(1)], model(src, lengths, prev)[0]
-    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-9, atol=1e-9)
+    actual, expected = model(*wide)[0][:, : prev.size(1)], model(src, lengths, prev)[0]
+    torch.testing.assert_close(actual[kept], expected[kept], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +271,8 @@ def test_more_padding_changes_no_batch_norm_in_training(exact_attention):
 )
 def test_every_block_knows_how_many_the_network_has(options, blocks):
     model = build("transformer_rskip_ln_tiny", **TINY, **options)
-    found = [skip.place.num_blocks_of_network for skip in skips(model).values()]
-    assert found == [blocks] * blocks
+    actual = [skip.place.num_blocks_of_network for skip in skips(model).values()]
+    assert actual == [blocks] * blocks
 
 
 def count(model) -> int:

@@ -83,12 +83,12 @@ def evaluate(module, leaves, steps, mode="norm", **options):
     return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs[:count], leaves, upstream)]
 
 
-def agree(found, expected, dtype):
+def agree(actual, expected, dtype):
     """Check that each pair has one shape and agrees.
 
     The tolerance is that of the narrowest dtype, relative to the largest value.
     """
-    for ours, truth in zip(found, expected, strict=True):
+    for ours, truth in zip(actual, expected, strict=True):
         assert ours.shape == truth.shape
         largest = max(1.0, truth.abs().max().item() if truth.numel() else 0)
         torch.testing.assert_close(ours.double(), truth, rtol=0, atol=TOLERANCE[dtype] * largest)
@@ -98,9 +98,9 @@ def check(module, shape, steps, options, dtypes=(torch.float32,) * 3, mode="norm
     options = dict(options)
     leaves = inputs(shape, steps, dtypes, options.pop("biases", not options.get("rms")), mode)
     truth = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    found = evaluate(module, leaves, steps, mode, **options)
-    agree(found, evaluate(eq4, truth, steps, mode, **options), max(dtypes, key=TOLERANCE.get))
-    assert [found[0].dtype, *(t.dtype for t in found[-len(leaves) :])] == [
+    actual = evaluate(module, leaves, steps, mode, **options)
+    agree(actual, evaluate(eq4, truth, steps, mode, **options), max(dtypes, key=TOLERANCE.get))
+    assert [actual[0].dtype, *(t.dtype for t in actual[-len(leaves) :])] == [
         leaf.dtype for leaf in (leaves[0], *leaves)
     ]
 
@@ -172,8 +172,8 @@ def test_gradients_come_one_by_one(chosen, cpu_operator):
 def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, mode, cpu_operator):
     leaves = [leaf.detach() for leaf in inputs((33, width), 2, mode=mode)]
     leaves[0][5, 3] = value
-    found, truth = (call(module, leaves, 2, mode)[0] for module in (ops, eq4))
-    torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
+    actual, truth = (call(module, leaves, 2, mode)[0] for module in (ops, eq4))
+    torch.testing.assert_close(actual, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("width", [16, 64, 256], ids=["16", "64", "256"])
@@ -217,10 +217,10 @@ def test_outputs_are_written_whole(mode, cpu_operator):
     leaves = inputs((130, 48), 2, mode=mode)
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        found = evaluate(ops, leaves, 2, mode)
+        actual = evaluate(ops, leaves, 2, mode)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.isfinite(t).all() for t in found)
+    assert all(torch.isfinite(t).all() for t in actual)
 
 
 @every_mode
@@ -238,14 +238,14 @@ def test_norms_give_the_operator_their_eps_kind_and_scales(channel_dim, name, mo
     scales = {"branch_scale": 0.5}
     if mode == "norm":
         scales["skip_scale"] = 2.0
-        found = norm(x, f_x, **scales)
+        actual = norm(x, f_x, **scales)
     else:
-        found, _ = norm.mixture(x, f_x, *leaves[-MODES.index(mode) :], **scales)
+        actual, _ = norm.mixture(x, f_x, *leaves[-MODES.index(mode) :], **scales)
     assert ops.should_fuse(x, f_x, 16, 2, mixed=mode != "norm")
 
     truth = [leaf.double() for leaf in leaves]
     expected = call(eq4, truth, 2, mode, eps=0.1, rms=name == "rms", **scales)[0]
-    agree([found], [expected.movedim(-1, channel_dim)], torch.float32)
+    agree([actual], [expected.movedim(-1, channel_dim)], torch.float32)
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["last", "mixture"])
@@ -253,12 +253,12 @@ def test_a_norm_of_whole_images_is_not_that_of_the_operators_rows(mixed, cpu_ope
     norm = RecursiveNorm("layer", 16, steps=2, channel_dim=1, norm_axes="chw")
     x, f_x = (random((2, 16, 3, 4), seed, torch.float32) for seed in (1, 2))
     share = torch.tensor([0.25, 0.75])
-    found = norm.mixture(x, f_x, share)[0] if mixed else norm(x, f_x)
+    actual = norm.mixture(x, f_x, share)[0] if mixed else norm(x, f_x)
 
     first = torch.group_norm(x.double() + f_x.double(), 1)
     second = torch.group_norm(x.double() + first, 1)
     expected = 0.25 * first + 0.75 * second if mixed else second
-    agree([found], [expected], torch.float32)
+    agree([actual], [expected], torch.float32)
 
 
 @pytest.mark.parametrize("mode, name", [*((mode, "layer") for mode in MODES), ("norm", "rms")])
@@ -314,8 +314,8 @@ def test_compiled_whole(dynamic, cpu_operator):
     torch._dynamo.reset()
     compiled = torch.compile(skip_norm, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     y = compiled(*leaves[:2], leaves[2:4], leaves[4:])
-    found = [y.detach(), *torch.autograd.grad(y, leaves, random(y.shape, 100, y))]
-    agree(found, [t.double() for t in evaluate(ops, leaves, 2)], torch.float32)
+    actual = [y.detach(), *torch.autograd.grad(y, leaves, random(y.shape, 100, y))]
+    agree(actual, [t.double() for t in evaluate(ops, leaves, 2)], torch.float32)
 
 
 def test_autocast_leaves_the_types_as_they_are(cpu_operator):
@@ -353,15 +353,15 @@ def test_at_one_hot_weights_a_mixture_is_that_step_bit_for_bit(step, width, mode
 
 @pytest.mark.parametrize("used", ["y", "p"])
 def test_either_output_alone_has_its_gradients(used, cpu_operator):
-    found = []
+    actual = []
     for module in (ops, eq4):
         leaves = inputs((11, 32), 3, mode="halting")
         y, p = call(module, leaves, 3, "halting")
         wanted = y if used == "y" else p.square()
-        found.append(
+        actual.append(
             torch.autograd.grad(wanted.sum(), leaves, allow_unused=True, materialize_grads=True)
         )
-    for ours, truth in zip(*found):
+    for ours, truth in zip(*actual):
         torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-5)
 
 
@@ -400,8 +400,8 @@ def test_values_whose_variance_overflows_are_those_of_torch(exponent, steps, rms
         has_gradients = not (rms and exponent >= 37)
         gradients = torch.autograd.grad(y, leaves, upstream) if has_gradients else []
         results.append([y.detach(), *gradients])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("exponent", [17, 18, 19, 20, 25, 30, 37, 38])
@@ -426,5 +426,5 @@ def test_mixtures_whose_variance_overflows_are_those_of_torch(exponent, halts, c
         y, p = function(x, f_x, gains, biases, weights, direction)
         gradients = torch.autograd.grad(y, leaves, upstream)
         results.append([y.detach(), p.detach(), *gradients])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)

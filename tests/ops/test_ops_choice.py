@@ -96,12 +96,12 @@ def empty_cache(monkeypatch, tmp_path):
 def test_a_forward_pass_never_compiles_and_one_line_says_how(choice, backend, empty_cache, caplog):
     backend(choice)
     skip, (x, f_x) = create_skip("rskip", 16), (leaf.detach() for leaf in inputs((4, 16), 1)[:2])
-    found = [skip(x, f_x), skip(x, f_x)]
+    actual = [skip(x, f_x), skip(x, f_x)]
     assert not (empty_cache / "calls").exists()
     assert len(caplog.messages) == 1
     assert "python -m fairseq_rskip.ops builds it, once for this machine" in caplog.messages[0]
     backend("torch")
-    assert all(torch.equal(y, skip(x, f_x)) for y in found)
+    assert all(torch.equal(y, skip(x, f_x)) for y in actual)
 
 
 def test_the_first_answer_holds_when_the_operator_is_built_later(backend, empty_cache, monkeypatch):
@@ -139,11 +139,11 @@ def test_without_a_build_one_line_and_torch(trouble, backend, monkeypatch, tmp_p
         monkeypatch.setenv("CXX", "no-such-compiler")
     norm, (x, f_x) = RecursiveNorm("layer", 16, steps=2), inputs((4, 16), 2)[:2]
     in_use(build=True)
-    found = [norm(x, f_x), norm(x, f_x)]
+    actual = [norm(x, f_x), norm(x, f_x)]
     assert len(caplog.messages) == 1
     assert "skip connections run without their cpu operator" in caplog.messages[0]
     backend("torch")
-    assert all(torch.equal(y, norm(x, f_x)) for y in found)
+    assert all(torch.equal(y, norm(x, f_x)) for y in actual)
 
 
 def test_two_processes_build_once(tmp_path):

@@ -82,9 +82,9 @@ def check_strided(skip_norm):
     gain, bias = torch.randn(32, 2, generator=generator).unbind(1)
     strided = [x, f_x, gain, bias, gradient]
     assert not any(tensor.is_contiguous() for tensor in strided)
-    found = results(*(tensor.detach() for tensor in strided))
+    actual = results(*(tensor.detach() for tensor in strided))
     expected = results(*(tensor.contiguous().detach() for tensor in strided))
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
 
 
 class Compiler:

@@ -32,14 +32,14 @@ def check(
     """
     copy(shared)
     x, f, upstream = draw(3, 4, D), draw(3, 4, D, seed=1), draw(3, 4, D, seed=2).detach()
-    found = []
+    actual = []
     for function, side in ((ours, 1), (theirs, 0)):
         y = function(x, f)
         weight = upstream.expand_as(y)
         parameters = [pair[side] for pair in shared]
         gradients = torch.autograd.grad(y, [x, f, *parameters], weight, allow_unused=True)
-        found.append([y, *(torch.zeros(1) if g is None else g.flatten() for g in gradients)])
-    for mine, peers in zip(*found):
+        actual.append([y, *(torch.zeros(1) if g is None else g.flatten() for g in gradients)])
+    for mine, peers in zip(*actual):
         torch.testing.assert_close(
             mine, peers.to(mine.dtype).reshape(mine.shape), rtol=tolerance, atol=tolerance
         )
@@ -277,8 +277,8 @@ def streamed(skip: SkipConnection, theirs: Callable[[Tensor], Any], n: int) -> N
         current, add = theirs(streams)
         return add(torch.tanh(current) * f).unflatten(0, (4, n)).movedim(1, 2).flatten(2)
 
-    found = [[y, *torch.autograd.grad(y, [h, f], upstream)] for y in (ours(), peers())]
-    for mine, their in zip(*found):
+    actual = [[y, *torch.autograd.grad(y, [h, f], upstream)] for y in (ours(), peers())]
+    for mine, their in zip(*actual):
         torch.testing.assert_close(mine, their, rtol=1e-10, atol=1e-10)
 
 

@@ -241,13 +241,13 @@ def started(arguments, until, **options):
 
 def kill_session(leader):
     """Kill every process of a session; return whether there was one."""
-    found = []
+    actual = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(int(folder.name)) == leader:
                 os.kill(int(folder.name), signal.SIGKILL)
-                found.append(folder)
-    return found
+                actual.append(folder)
+    return actual
 
 
 def test_a_killed_preparation_resumes_where_it_stopped(prepared, quick, tmp_path):

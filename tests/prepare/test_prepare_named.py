@@ -127,15 +127,15 @@ def test_a_published_text(archives, quick, tmp_path, corpus):
         *QUICK,
     ]
     run_checked([*RSKIP, corpus, *options, tmp_path / "out"], env=quick)
-    found, made = documents(tmp_path / "out"), Corpus.find_for_evaluation(tmp_path / "out")
+    actual, made = documents(tmp_path / "out"), Corpus.find_for_evaluation(tmp_path / "out")
     assert (made.name, made.is_monolingual, made.tokenizer) == (corpus, True, "none")
     if corpus == "captions":
-        assert [list(map(len, split)) for split in found] == [[20, 20, 20], [20, 5], [20]]
+        assert [list(map(len, split)) for split in actual] == [[20, 20, 20], [20, 5], [20]]
     elif corpus == "sotu":
-        assert [list(map(len, split)) for split in found] == [[6] * 36, [6] * 2, [6] * 2]
+        assert [list(map(len, split)) for split in actual] == [[6] * 36, [6] * 2, [6] * 2]
     else:
-        first = found[2][0]
-        assert [*map(len, found)] == [12, 2, 3] and made.bpe == "none"
+        first = actual[2][0]
+        assert [*map(len, actual)] == [12, 2, 3] and made.bpe == "none"
         assert (first[0], first[4], len(first)) == (" = test 0 = ", " = = Section = = ", 8)
 
 

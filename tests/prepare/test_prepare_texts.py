@@ -25,8 +25,8 @@ COMMAND = ["python", "-m", "fairseq_rskip.tools", "prepare"]
 def test_a_text_becomes_a_data_bin_split_by_documents(tmp_path):
     """40 documents of 1 to 5 sentences."""
     lines, out = texts(200, 1)[0].decode().splitlines(), tmp_path / "out ü"
-    found = [lines[5 * i : 5 * i + 1 + i % 5] for i in range(40)]
-    (tmp_path / "text").write_text("\n\n\n".join(map("\n".join, found)) + "\n", encoding="utf-8")
+    actual = [lines[5 * i : 5 * i + 1 + i % 5] for i in range(40)]
+    (tmp_path / "text").write_text("\n\n\n".join(map("\n".join, actual)) + "\n", encoding="utf-8")
     command = [
         *COMMAND,
         "--text",
@@ -49,7 +49,7 @@ def test_a_text_becomes_a_data_bin_split_by_documents(tmp_path):
     drawn = {
         name: [part.split("\n") for part in text.split("\n\n")[:-1]] for name, text in raw.items()
     }
-    assert sorted(sum(drawn.values(), [])) == sorted(found)
+    assert sorted(sum(drawn.values(), [])) == sorted(actual)
     assert [len(each) for each in drawn.values()] == [32, 4, 4]
     corpus = Corpus.find_for_evaluation(out)
     assert (corpus.is_monolingual, corpus.source, corpus.target, corpus.name) == (
@@ -242,11 +242,11 @@ def test_a_part_is_resumed_if_its_inputs_are_the_same(tmp_path, inputs):
         (part / ".begun.1234.part").touch()
         raise KeyboardInterrupt
 
-    found = []
+    actual = []
     with pytest.raises(KeyboardInterrupt):
         Stages("mine", tmp_path, "the same").make("raw", killed)
-    Stages("mine", tmp_path, inputs).make("raw", lambda part: found.extend(part.iterdir()))
-    names = sorted(path.name for path in found)
+    Stages("mine", tmp_path, inputs).make("raw", lambda part: actual.extend(part.iterdir()))
+    names = sorted(path.name for path in actual)
     assert names == ([".key", "finished"] if inputs == "the same" else [".key"])
 
 

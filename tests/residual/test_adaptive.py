@@ -277,12 +277,12 @@ def test_a_missing_norm_of_an_rskip_is_named_and_a_rule_without_a_kind_differs()
 def test_a_lambda_that_was_broadcast_is_the_one_that_is_used():
     """DistributedDataParallel copies rank 0's buffers into those of the others, in place."""
     skip = askip("gradient", 2)
-    told, before = copy.deepcopy(skip), copy.deepcopy(skip)
+    fixed, before = copy.deepcopy(skip), copy.deepcopy(skip)
     x, f_x = draw((3, 5), 1, torch.float32), draw((3, 5), 2, torch.float32)
     with torch.no_grad():
         skip.shares.start.fill_(4)
-    told.shares.freeze(4)
-    assert torch.equal(skip(x, f_x), told(x, f_x))
+    fixed.shares.freeze(4)
+    assert torch.equal(skip(x, f_x), fixed(x, f_x))
     assert not torch.equal(skip(x, f_x), before(x, f_x))
 
 
@@ -339,10 +339,10 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
             ratio = abs((norms[block] / norms[block + 1]).log().item())
             expected.setdefault(block, {})[k] = ratio
     before = {name: value.clone() for name, value in model.named_parameters()}
-    found = initialise_from_batch(model, lambda: (model(x)[-1] - target).square().mean())
+    actual = initialise_from_batch(model, lambda: (model(x)[-1] - target).square().mean())
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
-    assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
-    assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
+    assert list(actual.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
+    assert len(set(actual.values())) > 1 and all(p.grad is None for p in model.parameters())
 
 
 def test_functional_call_has_the_lambda_of_its_own_buffers():
@@ -360,8 +360,8 @@ def test_functional_call_has_the_lambda_of_its_own_buffers():
 
 def test_a_lambda_without_a_gradient_stays_as_it_was():
     model, x = Scaled([1.0, 1.0]), draw((6, 4, 8), 1, torch.float32).requires_grad_()
-    found = initialise_from_batch(model, lambda: 0.0 * model(x)[-1].sum())
-    assert list(found.values()) == [2, 2] == [skip.effective_lambda() for skip in model.skips]
+    actual = initialise_from_batch(model, lambda: 0.0 * model(x)[-1].sum())
+    assert list(actual.values()) == [2, 2] == [skip.effective_lambda() for skip in model.skips]
 
 
 def test_a_lambda_from_the_gradient_that_a_moving_average_left_a_little_lower_is_the_same():

@@ -32,11 +32,11 @@ def test_torchs_encoder_layer(kind, stock_operators):
     skip = {"kind": "xskip", "skip_lambda": 1.0} if kind == "post-norm" else {"kind": "preln"}
     ours = layer(16, 2, dim_feedforward=32, dropout=0.1, skip=skip)
     x, mask = torch.randn(3, 5, 16), torch.arange(5) >= torch.tensor([[5], [3], [4]])
-    found = []
+    actual = []
     for model in (theirs, ours):
         torch.manual_seed(2)
-        found.append(model(x, src_key_padding_mask=mask))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        actual.append(model(x, src_key_padding_mask=mask))
+    torch.testing.assert_close(*actual, rtol=1e-5, atol=1e-6)
     deep = layer(16, 2, index=0, depth=8, skip={"kind": "deepnorm"})
     weight = deep.self_attn.in_proj_weight.detach().chunk(3)
     assert float(weight[2].std() / weight[0].std()) == pytest.approx(64**-0.25, rel=0.15)

@@ -46,9 +46,11 @@ def train_every_kind(rank: int, store: str) -> None:
         x = draw((6, 4, 4), 1, torch.float32)
         step(one, x)
         step(sharded, x.chunk(WORLD, 1)[rank])
-        for (name, expected), found in zip(one.named_parameters(), sharded.parameters()):
+        for (name, expected), actual in zip(
+            one.named_parameters(), sharded.parameters(), strict=True
+        ):
             torch.testing.assert_close(
-                found.full_tensor(), expected, msg=lambda m, w=f"{kind} {name}": f"{w}: {m}"
+                actual.full_tensor(), expected, msg=lambda m, w=f"{kind} {name}": f"{w}: {m}"
             )
     dist.destroy_process_group()
 

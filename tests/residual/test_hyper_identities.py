@@ -68,12 +68,12 @@ def single_pass_and_mhc(reading: torch.Tensor) -> tuple[Stack, Stack]:
 
 def streams_of(stack: Stack, x: torch.Tensor) -> list[torch.Tensor]:
     """H of each block."""
-    found = []
+    actual = []
     for k, skip in enumerate(stack.skips):
-        found.append(skip.streams(x)[0])
+        actual.append(skip.streams(x)[0])
         h, carried = skip.prepare(x)
         x = skip(x, stack.branch(k)(h), carried)
-    return found
+    return actual
 
 
 def test_single_pass_mhc_that_reads_the_mean_in_each_block_is_mhc():
@@ -174,9 +174,9 @@ def test_jpmhcs_matrix_is_the_cayley_transform_up_to_the_fourth_power():
     z = 0.1 * (logits - logits.T)
     identity = torch.eye(4).double()
     exact = torch.linalg.solve(identity - z / 2, identity + z / 2)
-    found = skip.matrix(logits)
-    torch.testing.assert_close(found + z.matrix_power(4) / 8, exact, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found @ found.T, identity, rtol=0, atol=1e-5)
+    actual = skip.matrix(logits)
+    torch.testing.assert_close(actual + z.matrix_power(4) / 8, exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual @ actual.T, identity, rtol=0, atol=1e-5)
 
 
 def test_streams_of_multi_gate_residuals_are_convex_in_the_branch():

@@ -446,8 +446,8 @@ RULES = {
 def test_a_state_with_an_option_that_the_rule_does_not_have_is_refused():
     skip = create_skip("xskip", 5)
     assert skip.mismatch(skip.rule()) == ""
-    found = skip.mismatch({**skip.rule(), "gate_bias": -1.0})
-    assert found == "gate_bias=-1.0: expected no such option"
+    actual = skip.mismatch({**skip.rule(), "gate_bias": -1.0})
+    assert actual == "gate_bias=-1.0: expected no such option"
 
 
 def test_a_recursive_skip_of_one_step_differs_from_others_in_lambda():

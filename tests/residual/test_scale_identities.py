@@ -221,9 +221,9 @@ def test_completep_leaves_the_rates_of_a_resnet_alone():
 
 def test_completep_names_the_factors_of_the_optimizer():
     place = Place(index=0, depth=32)
-    found = create_skip("completep", 5, place=place).constants()
+    actual = create_skip("completep", 5, place=place).constants()
     expected = {"alpha": 1 / 16, "factor of adam-eps": 1 / 16, "factor of lr": 1}
-    assert found == pytest.approx(expected)
-    found = create_skip("completep", 5, depth_exponent=0.5, place=place).constants()
+    assert actual == pytest.approx(expected)
+    actual = create_skip("completep", 5, depth_exponent=0.5, place=place).constants()
     expected = {"alpha": 1 / 4, "factor of adam-eps": 1 / 4, "factor of lr": 1 / 4}
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)

@@ -45,8 +45,8 @@ def test_x0_starts_as_nanochat_over_the_layers():
 )
 def test_alpha_of_a_norm_has_the_initial_value_that_is_asked_for(kind, norm):
     skip = create_skip(kind, 4, norm=norm, norm_alpha=1.5)
-    found = [module.alpha.item() for module in skip.modules() if isinstance(module, DyT)]
-    assert found and set(found) == {1.5}
+    actual = [module.alpha.item() for module in skip.modules() if isinstance(module, DyT)]
+    assert actual and set(actual) == {1.5}
     default = create_skip(kind, 4, norm=norm)
     assert {m.alpha.item() for m in default.modules() if isinstance(m, DyT)} == {0.5}
 
@@ -86,8 +86,8 @@ def test_the_branches_of_single_pass_mhc_read_the_streams_of_mhc_at_first():
 def test_what_depends_on_the_position_starts_at_a_hundredth(kind, names):
     """As in the papers: it multiplies a map that starts at 0, and so the rate of its learning."""
     skip = create_skip(kind, 4, place=Place())
-    found = [skip.get_parameter(name).item() for name in names]
-    assert found == pytest.approx([0.01] * len(names))
+    actual = [skip.get_parameter(name).item() for name in names]
+    assert actual == pytest.approx([0.01] * len(names))
 
 
 def test_hyper_connections_start_with_outputs_over_the_root_of_n():
@@ -95,8 +95,8 @@ def test_hyper_connections_start_with_outputs_over_the_root_of_n():
         skip = create_skip("hyper", 4, place=Place(), streams=4, output_init=choice)
         branch = {role: Weight(torch.ones(4, 4), 1.0) for role in ("fc1", "fc2", "v", "out")}
         skip.initialise(branch)
-        found = {role: float(weight.tensor[0, 0]) for role, weight in branch.items()}
-        assert found == {"fc1": 1.0, "fc2": factor, "v": 1.0, "out": factor}
+        actual = {role: float(weight.tensor[0, 0]) for role, weight in branch.items()}
+        assert actual == {"fc1": 1.0, "fc2": factor, "v": 1.0, "out": factor}
 
 
 def test_the_root_of_n_start_takes_it_from_the_branch_and_not_from_x():
@@ -179,12 +179,12 @@ def test_a_forgotten_prepare_is_warned_of_where_the_branch_reads_another_tensor(
     for skip, prepared in zip(stack.values(), reference.values(), strict=True):
         h, _ = prepared.prepare(x)
         is_warned_of = h is not x and not skip.missing_setup()
-        with warnings.catch_warnings(record=True) as found:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             y = skip(x, branch)
             skip(x, branch)
             prepared(x, branch)
-        said = [warning for warning in found if "skip.prepare(x)" in str(warning.message)]
+        said = [warning for warning in caught if "skip.prepare(x)" in str(warning.message)]
         assert len(said) == int(is_warned_of)
         x = y.detach()
 
@@ -220,9 +220,9 @@ def test_a_second_start_is_refused_and_one_of_loaded_weights_warned_of(kind):
     with pytest.raises(ValueError, match=f"{kind}: initialise has already rescaled out, v"):
         skip.initialise(weights)
     loaded.load_state_dict(skip.state_dict())
-    with pytest.warns(RuntimeWarning, match=f"{kind}: initialise after load_state_dict") as found:
+    with pytest.warns(RuntimeWarning, match=f"{kind}: initialise after load_state_dict") as caught:
         loaded.initialise(weights)
-    assert found[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -251,7 +251,7 @@ def test_a_loop_that_leaves_out_to_unit_length_is_warned_once(restored):
     skip.initialise({"fc1": Weight(linear.weight, 0.5)})
     skip.load_state_dict(skip.state_dict())  # a change in place that keeps the lengths
     optimizer = torch.optim.SGD([*skip.parameters(), *linear.parameters()], lr=1.0)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for seed in range(3):
             x = draw((2, 3, 4), seed, torch.float32)
@@ -261,10 +261,10 @@ def test_a_loop_that_leaves_out_to_unit_length_is_warned_once(restored):
             if restored:
                 skip.to_unit_length()
         skip.eval().prepare(x)
-    texts = [str(warning.message) for warning in found]
+    texts = [str(warning.message) for warning in caught]
     assert len(texts) == (0 if restored else 1)
     assert restored or "than 1; call to_unit_length() after each update" in texts[0]
-    assert all(warning.filename == __file__ for warning in found)
+    assert all(warning.filename == __file__ for warning in caught)
 
 
 def test_a_vector_of_zeros_is_no_nan_on_ngpts_sphere():

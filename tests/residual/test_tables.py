@@ -52,7 +52,7 @@ def kinds_of_experiment(name: str) -> set[str]:
 
 def missing() -> dict[str, set[str]]:
     """Table -> the kinds that it lacks."""
-    found = {
+    actual = {
         "fairseq_rskip/models/architectures.py FAMILIES": set(KIND_OF_ARCH.values()),
         "tests/skip_variants.py or stream_rules.py": {
             o["kind"] for o, _ in [*EQUATIONS, *RULES.values()]
@@ -63,7 +63,7 @@ def missing() -> dict[str, set[str]]:
         | {"tfixup"},
         "an equation in the docstring": {kind for kind in KINDS if equation(kind)},
     }
-    return {table: set(KINDS) - kinds for table, kinds in found.items() if set(KINDS) - kinds}
+    return {table: set(KINDS) - kinds for table, kinds in actual.items() if set(KINDS) - kinds}
 
 
 def numbers_in_readme() -> set[int]:

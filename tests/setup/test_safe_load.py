@@ -110,8 +110,8 @@ def test_everything_a_checkpoint_may_hold_comes_back(tmp_path):
     assert loaded["model"]._metadata == {"version": 2}
     assert all(torch.equal(loaded["model"][name], value) for name, value in state["model"].items())
     assert loaded["model"]["w"].data_ptr() == loaded["model"]["tied"].data_ptr()
-    for (_, (found, nested)), array in zip(loaded["metrics"], arrays, strict=True):
-        for copy in (found, nested["sum"].x):
+    for (_, (actual, nested)), array in zip(loaded["metrics"], arrays, strict=True):
+        for copy in (actual, nested["sum"].x):
             assert (
                 type(copy) is numpy.ndarray
                 and copy.dtype == array.dtype

@@ -53,11 +53,11 @@ def train(backend, operators):
         losses.append(float(loss.detach()))
     src, lengths, _ = batch(corpus(STEPS + 1, 16))
     generator = SequenceGenerator([model.eval()], dictionary(), beam_size=4, max_len_b=12)
-    found = generator.generate([model], {"net_input": {"src_tokens": src, "src_lengths": lengths}})
+    actual = generator.generate([model], {"net_input": {"src_tokens": src, "src_lengths": lengths}})
     return (
         losses,
-        [beams[0]["tokens"].tolist() for beams in found],
-        [float(beams[0]["score"]) for beams in found],
+        [beams[0]["tokens"].tolist() for beams in actual],
+        [float(beams[0]["score"]) for beams in actual],
     )
 
 

@@ -221,10 +221,10 @@ def test_lambda_from_the_gradient_sees_the_input_where_the_width_changes():
         norms = [gradient.norm() for gradient in torch.autograd.grad(loss, inputs)]
         for block in range(3):
             ratios.setdefault(block, {})[k] = abs(math.log(norms[2 * block] / norms[2 * block + 1]))
-    found = initialise_from_batch(
+    actual = initialise_from_batch(
         model, lambda: F.cross_entropy(model(images), torch.arange(8)), model.shortcuts()
     )
-    assert list(found.values()) == [min(each, key=each.get) for each in ratios.values()]
+    assert list(actual.values()) == [min(each, key=each.get) for each in ratios.values()]
 
 
 def trainer_of(*options, seed=1):
@@ -277,12 +277,12 @@ def test_halting_costs_the_same_in_a_batch_of_twice_the_images():
     options = "--skip-kind askip --skip-adapt halting --skip-halt-cost 0.5"
     trainer = trainer_of(*options.split())
     trainer.module.double()
-    x, y, found = draw((4, 3, 32, 32), seed=1), torch.arange(4), []
+    x, y, actual = draw((4, 3, 32, 32), seed=1), torch.arange(4), []
     for times in (1, 2):
         trainer.backward(x.repeat(times, 1, 1, 1), y.repeat(times))
-        found.append({name: p.grad for name, p in trainer.module.named_parameters()})
-    assert all(found[0][name].any() for name in learned(trainer.module))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
+        actual.append({name: p.grad for name, p in trainer.module.named_parameters()})
+    assert all(actual[0][name].any() for name in learned(trainer.module))
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-6, atol=1e-9)
 
 
 def test_every_seed_and_update_has_random_numbers_of_its_own():
@@ -308,9 +308,9 @@ def test_a_test_uses_the_running_statistics_and_training_goes_on():
     with torch.no_grad():
         logits = still(trainer.augmenter.test(trainer.images.test_images))
     losses = logits.logsumexp(1) - logits[torch.arange(8), labels]
-    found = trainer.test()
-    assert found["test_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
-    assert found["test_error"] == 12.5 * int((logits.argmax(1) != labels).sum())
+    actual = trainer.test()
+    assert actual["test_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert actual["test_error"] == 12.5 * int((logits.argmax(1) != labels).sum())
     assert all(module.training for module in trainer.module.modules())
     assert all(map(torch.equal, trainer.module.buffers(), still.buffers()))
 

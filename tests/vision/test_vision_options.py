@@ -48,8 +48,8 @@ BAD = [  # options of the command line -> the error, and the exit status
 
 @pytest.mark.parametrize("options, message, status", BAD, ids=[row[0] for row in BAD])
 def test_bad_options_are_one_line(tmp_path, images, capfd, options, message, status):
-    found, _, error = train(capfd, tmp_path / "run", images, more=options.split())
-    assert found == status and error_line(error).startswith(message)
+    actual, _, error = train(capfd, tmp_path / "run", images, more=options.split())
+    assert actual == status and error_line(error).startswith(message)
     assert not (tmp_path / "run").exists()
 
 

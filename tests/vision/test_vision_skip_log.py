@@ -139,11 +139,13 @@ def test_compiled_networks_are_measured_uncompiled(config, monkeypatch):
 
 
 def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, monkeypatch):
-    found = []
+    actual = []
     for scale in (1.0, 1024.0, float("inf")):
         trainer = Trainer(dataclasses.replace(config, skip_log_interval=1), 1, load(config), GROUP)
         monkeypatch.setattr(trainer.scaler, "scale", lambda loss, scale=scale: loss * scale)
         monkeypatch.setattr(trainer.scaler, "get_scale", lambda scale=scale: scale)
         trainer.train_step()
-        found.append(trainer.skips)
-    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) == 12 and found[2] == {}
+        actual.append(trainer.skips)
+    assert (
+        actual[0] == pytest.approx(actual[1], rel=1e-5) and len(actual[0]) == 12 and actual[2] == {}
+    )
