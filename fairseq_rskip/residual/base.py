@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from ..norms import NoCoefficients, at_least_float32, check_layout, parameters_of_norms
 from ..option_error import OptionError
-from . import inputs, training_setup
+from . import inputs, own_rules, training_setup
 from .branch_weights import BranchWeights, check_weights
 from .coefficients import Coefficients
 from .norm_slots import NormSlots
@@ -197,6 +197,24 @@ class SkipConnection(NormSlots, WithRule):
             is_one_value = bool((values == values.flatten()[0]).all())
             numbers[name if is_one_value else f"mean {name}"] = float(values.mean())
         return numbers
+
+    def choices(self) -> dict[str, str]:
+        """The options of the equation that are not among its constants, as matrix=sinkhorn.
+
+        The norm is left out. Numbers are those of a rule of your own; the constants of this
+        package's rules have theirs, by the papers' symbols.
+        """
+        is_own = own_rules.file_of(self.kind) is not None
+        constants = self.constants()
+        chosen = {}
+        for name, option in options_of(type(self)).items():
+            value = getattr(self.options, name)
+            is_number = isinstance(value, int | float)
+            if name == "norm" or option.about.affects != "output" or name in constants:
+                continue
+            if isinstance(value, str) or (is_own and is_number):
+                chosen[name] = short(value)
+        return chosen
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None

@@ -109,7 +109,9 @@ class Integer(Option):
 
 
 class Choice(Option):
-    """An option of a ``Literal`` type, whose values are the accepted ones."""
+    """An option of a ``Literal`` type, whose values are the accepted ones:
+    ``Annotated[Literal["channel", "scalar"], Choice("one weight per channel, or one in all")]``.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +199,11 @@ def _declared(name: str, annotation: Any, default: Any, about: Option) -> Declar
             choices += typing.get_args(member)
         elif member is not types.NoneType:
             value_type = member
+    if isinstance(about, Choice) and not choices:
+        raise TypeError(
+            f"option {name}: Choice({about.help!r}) has no values: expected a Literal, as in "
+            'Annotated[Literal["channel", "scalar"], Choice("help")]'
+        )
     if about.auto is not None:
         choices = ()  # "auto" beside numbers: a value, not a list of values
     return Declared(name, value_type, default, about, choices, types.NoneType in members)

@@ -39,7 +39,7 @@ OF_VOCABULARY = ("embed_tokens.", "output_projection.", "adaptive_softmax.")
 class SkipRow(NamedTuple):
     """One skip connection.
 
-    ``choices``: the rule's options that are words; ``norms``: the name of each norm, and its α
+    ``choices``: the rule's other options; ``norms``: the name of each norm, and its α
     where it has one, by its position (before, branch, after the sum); ``std``: the standard
     deviation of each branch matrix over Xavier's, by the matrix's role.
     """
@@ -172,7 +172,7 @@ def describe_skips(model: nn.Module) -> list[SkipRow]:
                 layer=skip.place.index,
                 sublayer=skip.place.sublayer,
                 rule=skip.kind,
-                choices=_choices(skip),
+                choices=skip.choices(),
                 constants=constants,
                 norms=_norms(skip),
                 rule_parameters=own,
@@ -181,15 +181,6 @@ def describe_skips(model: nn.Module) -> list[SkipRow]:
             )
         )
     return rows
-
-
-def _choices(skip: SkipConnection) -> dict[str, str]:
-    """The options of the rule that are words, such as matrix=sinkhorn; its norm has a column."""
-    chosen = {}
-    for name, value in vars(skip.options).items():
-        if isinstance(value, str) and name != "norm" and value != "auto":
-            chosen[name] = value
-    return chosen
 
 
 def _size_of_rule(skip: SkipConnection, parameters: list[nn.Parameter]) -> int:

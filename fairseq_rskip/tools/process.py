@@ -208,6 +208,10 @@ def explain(status: int, output: str) -> str:
         match = error.match(line)
         if match:
             reason = match[1] or match[2]
+    if "Cannot load model parameters" in reason:  # fairseq leaves out which
+        differs = re.search(r"^\s*((?:Missing key|Unexpected key|size mismatch).*)", text, re.M)
+        if differs:
+            reason += f" {differs[1][:200]}"
     return reason[:500]
 
 

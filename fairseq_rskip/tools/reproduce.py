@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> None:
             print_line(f"warning: {experiment.name}: {warning}", "stderr")
     if options.dry_run:
         return _show(experiments, options)
-    _check_data(experiments)
+    _check_inputs(experiments, options)
     if options.slurm is not None:
         runs, _ = _untried(experiments, options, tried=set())
         return slurm.submit(runs, options.slurm, options.output)
@@ -239,14 +239,17 @@ def _run_all(experiments: list[Experiment], options: argparse.Namespace) -> list
         states += execution.run_all(runs, environments)
 
 
-def _check_data(experiments: list[Experiment]) -> None:
-    """Raise ``UserError`` for data that a run would refuse after hours."""
+def _check_inputs(experiments: list[Experiment], options: argparse.Namespace) -> None:
+    """Raise ``UserError`` for data and checkpoints that a run would refuse after hours."""
     checked = set()
     for experiment in experiments:
         for run in experiment.runs:
             if (experiment.task, run.data) not in checked:
                 checked.add((experiment.task, run.data))
                 TASKS[experiment.task].check_data(run.data)
+    for run in _ready(experiments, options, without=(RUNNING, DONE, DIVERGED)):
+        if problem := TASKS[run.task].missing_parent(run):
+            raise UserError(f"{run.titled}, {problem}")
 
 
 def _untried(

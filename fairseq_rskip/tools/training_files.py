@@ -7,7 +7,8 @@ from typing import Any
 
 from fairseq_rskip.fairseq_log import Record, records, tail
 
-LAST, LOG = "checkpoint_last.pt", "train.log"  # in a training's folder
+# in a training's folder
+BEST, LAST, LOG = "checkpoint_best.pt", "checkpoint_last.pt", "train.log"
 CHECKPOINTS = "checkpoints"  # that folder, in a run of rskip run
 NUMBERED = {
     "update": re.compile(r"checkpoint_\d+_(\d+)\.pt"),

@@ -94,7 +94,7 @@ def test_rows_that_differ_in_their_evaluation_are_all_evaluated(tmp_path, monkey
 
     SCORES = {"values": {"sacreBLEU 13a": 1.0}}
     monkeypatch.setattr(execution, "run_all", run_all)
-    for name in ("prepare_data", "_check_data", "report"):
+    for name in ("prepare_data", "_check_inputs", "report"):
         monkeypatch.setattr(reproduce_module, name, lambda *arguments: False)
     names = [*map(str, paths), "--output", str(tmp_path / "out")]
     assert reproduce_module.main(names, "run") == 0
@@ -375,6 +375,31 @@ def test_seeds_of_a_corpus_that_was_prepared_again_are_not_one_row(prepared, mon
     assert "was prepared again, and " in str(results.state(run))
 
 
+def test_a_run_whose_parent_is_another_now_is_named(prepared, tmp_path):
+    """A fine-tuned row would else stay as it was beside rows of the new checkpoint."""
+    parent = tmp_path / "parent.pt"
+    parent.write_bytes(b"first")
+    run = replace(prepared, options={**prepared.options, "finetune-from": str(parent)})
+    execution.prepare(run)
+    (run.folder / "good").touch()
+    assert execution.execute(run.folder) and results.state(run).kind == "done"
+    parent.write_bytes(b"second")
+    with pytest.raises(UserError, match=f"{run.folder} began with another {parent} than there is"):
+        results.state(run)
+    parent.unlink()  # what is not there any more is not compared
+    assert results.state(run).kind == "done"
+
+
+def test_a_checkpoint_to_start_from_that_is_no_file_is_refused_before_the_first_run(
+    tmp_path, capfd
+):
+    row = {"label": "fine-tuned", "options": {"finetune-from": str(tmp_path)}}
+    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], row], baseline="plain")
+    status, _, error = reproduce(capfd, "run", path, "--output", tmp_path / "out")
+    assert status == 1 and f"finetune-from: {tmp_path} is a folder; expected a check" in error
+    assert not list((tmp_path / "out").rglob("log.txt"))
+
+
 def test_the_checksum_of_a_corpus_is_of_its_words_not_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = TASKS["translation"]
@@ -444,7 +469,7 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
 def test_runs_that_wait_for_a_sweep_are_said_where_the_others_start(tmp_path, monkeypatch, capfd):
     options = {**IMAGES["options"], "valid-images": 100}
     path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, options=options)
-    for name in ("prepare_data", "_check_data", "report"):
+    for name in ("prepare_data", "_check_inputs", "report"):
         monkeypatch.setattr(reproduce_module, name, lambda *_: False)
     monkeypatch.setattr(execution, "run_all", lambda runs, environments: [])
     _, printed, _ = reproduce(capfd, "run", path, "--output", tmp_path / "out")
@@ -460,7 +485,7 @@ def test_a_training_that_diverged_is_not_repeated(tmp_path, monkeypatch, capfd):
         trial.run.folder_in(tmp_path / "out", 1) for trial in tables(path)[0].cells[0].trials
     ]
     started = []
-    for name in ("prepare_data", "_check_data", "report"):
+    for name in ("prepare_data", "_check_inputs", "report"):
         monkeypatch.setattr(reproduce_module, name, lambda *_: False)
 
     def run_all(runs, environments):

@@ -126,6 +126,18 @@ def test_the_power_is_that_of_the_row_with_the_fewest_seeds_that_has_two(tmp_pat
     assert "Power: 2 seeds per row" in page
 
 
+def test_of_two_best_rows_of_one_value_both_are_bold(tmp_path, capfd):
+    """Though one of them is the baseline from which another row differs."""
+    third = {**IMAGES["rows"][1], "label": "third", "options": {"skip-kind": "rezero"}}
+    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], third], seeds=[1, 2, 3])
+    good, worse = {1: 5.0, 2: 5.1, 3: 5.2}, {1: 9.0, 2: 9.3, 3: 9.0}
+    values = {"plain": good, "recursive": dict(good), "third": worse}
+    finish(tables(path)[0], tmp_path / "out", values)
+    report(capfd, path, tmp_path / "out", "--no-figures")
+    page = (tmp_path / "out" / "report" / "report.md").read_text("utf-8")
+    assert page.count("| **5.10") == 2 and "**9.10" not in page
+
+
 def test_seconds_are_the_mean_of_the_seeds(images, capfd):
     path, table, out = images
     for seed, seconds in ((1, 60.0), (2, 120.0), (3, 300.0)):

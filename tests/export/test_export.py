@@ -18,7 +18,7 @@ from vision_helpers import error_line, train
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained.hub import detokeniser
-from fairseq_rskip.residual import create_skip, own_rules
+from fairseq_rskip.residual import Place, create_skip, own_rules
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
@@ -441,6 +441,11 @@ def test_a_card_has_the_span_of_a_number_that_differs_between_blocks():
     blocks = [create_skip("wskip", 4, init=weight) for weight in (1.0, 2.5, 1.5)]
     assert rule_line(blocks).startswith("* `wskip` (alpha 1, weight 1 to 2.5): Learned skip ")
     assert rule_line([create_skip("orthogonal", 4)]).startswith("* `orthogonal`: ")
+
+
+def test_a_card_has_the_options_that_are_words():
+    mhc = create_skip("mhc", 4, place=Place(), matrix="quaternions")
+    assert ", matrix quaternions" in rule_line([mhc]).partition("):")[0]
 
 
 def test_an_own_rule_goes_with_the_model_and_the_card_names_it(tmp_path, monkeypatch):

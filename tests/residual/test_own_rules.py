@@ -120,6 +120,28 @@ def test_a_mistake_in_the_rule_is_one_line_of_describe(folder, before, after, wo
     assert result.returncode == 1 and line.startswith("error: ") and words in line
 
 
+def test_a_choice_without_values_is_refused(folder):
+    """It would take every misspelt value."""
+    text = (folder / "my_rule.py").read_text()
+    text = text.replace("import Real", "import Choice").replace("Real(", "Choice(")
+    (folder / "my_rule.py").write_text(text)
+    line = run(folder, "-c", "import fairseq_rskip.residual").stderr.splitlines()[-1]
+    assert "TypeError: option init: Choice('initial g') has no values: expected a Literal" in line
+
+
+def test_a_number_of_a_rule_without_constants_is_described(folder):
+    pytest.importorskip("fairseq")
+    text = (folder / "my_rule.py").read_text()
+    declared = 'init: Annotated[float, Real("initial g", affects="start")] = 0.0,'
+    leak = 'leak: Annotated[float, Real("weight of F")] = 1.0,'
+    assert declared in text
+    text = text.replace(declared, f"{declared} {leak}")
+    (folder / "my_rule.py").write_text(text.replace("init=init,", "init=init, leak=leak,"))
+    arch = "transformer_feature_gate_tiny"
+    result = run(folder, "-m", "fairseq_rskip", "describe", arch, "--skip-leak", "0.25")
+    assert "leak=0.25" in result.stdout, result.stderr
+
+
 def test_an_unknown_name_says_which_files_were_run(folder):
     hint = (
         "import os, fairseq_rskip.residual.own_rules as own\n"

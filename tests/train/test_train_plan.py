@@ -12,6 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from training_corpus import planner, prepare, refused
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.__main__ import main
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.recipes import recipe_for
 from fairseq_rskip.tools.train.main import read
@@ -100,6 +101,30 @@ def test_a_training_can_begin_with_another_checkpoint_than_its_last(data, tmp_pa
     assert plan.why_finished() == ""  # the last checkpoint is not read
     with pytest.raises(UserError, match=f"did you mean {tmp_path}/checkpoint_best.pt"):
         make_plan(*read([*words, "--restore-file", "checkpoint_best.pt"]))
+
+
+@pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+def test_a_folder_is_no_checkpoint_to_begin_with(data, tmp_path, capsys, option):
+    """fairseq would train from random values without a word on the screen."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    words = ["train", str(data), TINY, "--save-dir", str(tmp_path / "new"), "--dry-run"]
+    assert main([*words, option, str(parent)]) == 1
+    assert f"{option} {parent} is a folder; expected a checkpoint" in capsys.readouterr().err
+    (parent / "checkpoint_best.pt").touch()
+    assert main([*words, option, str(parent)]) == 1
+    expected = f"{option} {parent} is a folder; did you mean {parent}/checkpoint_best.pt?"
+    assert expected in capsys.readouterr().err
+    assert main([*words, option, str(parent / "checkpoint_best.pt")]) == 0
+
+
+def test_a_training_that_resumes_does_not_need_the_model_that_it_began_with(data, tmp_path):
+    words = [str(data), TINY, "--save-dir", str(tmp_path), "--finetune-from-model", "gone.pt"]
+    plan = make_plan(*read(words))
+    with pytest.raises(UserError, match="--finetune-from-model gone.pt does not exist"):
+        plan.check_parent()
+    (tmp_path / "checkpoint_last.pt").touch()
+    plan.check_parent()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +240,7 @@ REFUSED = [
     ("--seed 99999999999999999999", "2^32"),
     ("--dropout 2", "below 1"),
     ("--restore-file none.pt", "none.pt does not exist"),
+    ("--restore-file a.pt --finetune-from-model b.pt", "expected one of them"),
 ]
 
 

@@ -445,11 +445,34 @@ def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given,
     saved = SavedTraining(tmp_path)
     assert ("skip-drop-path", 0.0, 0.1) in saved.differences(asked)
     if not refused:
-        saved.check_initial_values(asked)
+        saved.check_start(asked)
         return
     with pytest.raises(UserError, match=r"^--skip-read-bias [24].0: the training in .* with 1.0,"):
-        saved.check_initial_values(asked)
-    saved.check_initial_values({**asked, "skip-norm": "rms"})  # the checkpoint refuses that itself
+        saved.check_start(asked)
+    saved.check_start({**asked, "skip-norm": "rms"})  # the checkpoint refuses that itself
+
+
+def test_a_training_keeps_its_equation(tmp_path):
+    model = {"_name": "transformer_rskip_ln", "skip_kind": "rskip", "skip_lambda": 2.0}
+    torch.save({"cfg": {"model": {**model, "skip_norm": "layer"}}}, tmp_path / LAST)
+    saved = SavedTraining(tmp_path)
+    saved.check_start({"skip-kind": "rskip", "skip-lambda": 2})
+    with pytest.raises(UserError, match=r"^--skip-lambda 3: the training in .* has 2.0; "):
+        saved.check_start({"skip-kind": "rskip", "skip-lambda": 3})
+
+
+def test_a_training_keeps_the_model_that_it_began_with(tmp_path):
+    parent = tmp_path / "parent.pt"
+    asked = {"finetune-from-model": str(parent)}
+    torch.save({"cfg": {"checkpoint": {"finetune_from_model": None}}}, tmp_path / LAST)
+    with pytest.raises(UserError, match="the training in .* began without it; another --save-dir"):
+        SavedTraining(tmp_path).check_start(asked)
+    with pytest.raises(UserError, match="has a finished training without finetune-from-model, not"):
+        SavedTraining(tmp_path).check_settings(asked)
+    torch.save({"cfg": {"checkpoint": {"finetune_from_model": str(parent)}}}, tmp_path / LAST)
+    SavedTraining(tmp_path).check_start(asked)
+    with pytest.raises(UserError, match="--finetune-from-model other.pt: .* began with /"):
+        SavedTraining(tmp_path).check_start({"finetune-from-model": "other.pt"})
 
 
 def test_a_resumed_training_has_ended_by_the_updates_of_its_last_part(tmp_path):

@@ -16,6 +16,7 @@ from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.training_files import (
+    BEST,
     CHECKPOINTS,
     LAST,
     NUMBERED,
@@ -68,7 +69,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     if count and len(newest) >= enough:
         taken = newest
     else:
-        usual = [path for path in (folder / "checkpoint_best.pt", folder / LAST) if path.is_file()]
+        usual = [path for path in (folder / BEST, folder / LAST) if path.is_file()]
         taken = (usual + newest)[:1]
     if not taken:
         raise UserError(f"{folder} has no checkpoint: it holds {_names_in(folder)}; {ACCEPTED}")

@@ -26,7 +26,16 @@ from fairseq_rskip.tools import process
 
 from .records import STOPPED, Run, State
 from .results import state
-from .run_folder import LOCK, LOG, RECORD, has_checkpoints, measured, read_record, trained
+from .run_folder import (
+    LOCK,
+    LOG,
+    RECORD,
+    checksum_of,
+    has_checkpoints,
+    measured,
+    read_record,
+    trained,
+)
 from .tasks import TASKS
 
 POLL_INTERVAL = 1.0  # seconds between looks at the processes
@@ -107,6 +116,7 @@ def _run_commands(run: Run, commands: list[list[str]], complete: int, lock: int)
     error = _data_have_changed(run)
     if error:
         return error
+    _note_parent(run)
     for number, command in enumerate(commands[complete:], complete + 1):
         start = time.monotonic()
         error = _rule_has_changed(run)
@@ -120,6 +130,14 @@ def _run_commands(run: Run, commands: list[list[str]], complete: int, lock: int)
             ended["seconds"] = round(time.monotonic() - start, 1)
         note(run.folder, **ended)
     return ""
+
+
+def _note_parent(run: Run) -> None:
+    """Note the checkpoint that a training starts from, which its options know by its name only."""
+    task = TASKS[run.task]
+    parent = task.parent_of(run)
+    if parent is not None and parent.is_file() and not task.has_begun(run):
+        note(run.folder, parent=checksum_of(parent))
 
 
 def _data_have_changed(run: Run) -> str:

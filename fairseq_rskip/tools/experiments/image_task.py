@@ -28,6 +28,7 @@ class Images(Task):
     )
     over_seeds = tuple(metrics)
     weights = ("checkpoint.pt",)
+    parent = "finetune-from"
     reserved = ("data", "seeds", "output", "resume")
 
     @functools.cached_property

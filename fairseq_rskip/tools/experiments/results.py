@@ -25,7 +25,7 @@ from .records import (
     State,
     Trial,
 )
-from .run_folder import LOCK, LOG, measured, read_record, trained
+from .run_folder import LOCK, LOG, checksum_of, measured, read_record, trained
 from .tasks import TASKS
 
 
@@ -98,6 +98,7 @@ def state(run: Run) -> State:
     """
     record = read_record(run.folder)
     _check_data(run, record)
+    _check_parent(run, record)
     if measured(run, record):
         return State(DONE)
 
@@ -140,6 +141,17 @@ def _check_data(run: Run, record: dict[str, Any]) -> None:
         raise UserError(
             f"{run.folder} was trained on {recorded}, not on {run.data}; "
             "rename a folder, or give --output"
+        )
+
+
+def _check_parent(run: Run, record: dict[str, Any]) -> None:
+    """Raise ``UserError`` for a run that began with what its checkpoint was before."""
+    parent = TASKS[run.task].parent_of(run)
+    before = record.get("parent")
+    if before and parent is not None and parent.is_file() and checksum_of(parent) != before:
+        raise UserError(
+            f"{run.folder} began with another {parent} than there is now; "
+            "remove that folder to train it again, or give --output"
         )
 
 

@@ -1,10 +1,13 @@
 """The folder of a run: the names of its files, and its record, run.json.
 
-A record has ``settings`` (the ``Run``), ``commands``, ``versions`` and ``git``. Once the run is
+A record has ``settings`` (the ``Run``), ``commands``, ``versions`` and ``git``, and ``parent``, the
+SHA-256 of the checkpoint that the training starts from, if it starts from one. Once the run is
 trained it has ``metrics``, the results of the training, and for each way of evaluation ``scores``,
 by the name of their folder; or ``failed`` with the reason.
 """
 
+import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,17 @@ def measured(run: Run, record: dict[str, Any]) -> dict[str, Any]:
         return {}
     values = {**metrics["values"], **scores["values"]}
     return {"folder": run.evaluation, **metrics, **scores, "values": values}
+
+
+def checksum_of(path: Path) -> str:
+    """The SHA-256 of a file, read again only when its size or time has changed."""
+    status = path.stat()
+    return _checksum(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _checksum(path: Path, _size: int, _time: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def has_checkpoints(folder: Path) -> bool:

@@ -31,6 +31,7 @@ class Task(abc.ABC):
     # options of the training command
     has_architectures: bool  # whether a row names one
     reserved: Iterable[str]  # those that the plan sets, not a row
+    parent: str  # the option that names the checkpoint which a training starts from
     free: Iterable[str]  # those that do not change results
 
     weights: Iterable[str]  # files in a run's folder of which one is there once it has trained
@@ -63,6 +64,23 @@ class Task(abc.ABC):
     def check_data(self, data: str) -> None:
         """Raise ``UserError`` for data that a run would refuse only after hours."""
         return  # by default there is none
+
+    def parent_of(self, run: Run) -> Path | None:
+        """The checkpoint that the training of ``run`` starts from; None where it starts anew."""
+        name = run.options.get(self.parent)
+        return Path(str(name)).expanduser() if name else None
+
+    def has_begun(self, run: Run) -> bool:
+        """Whether the training of ``run`` has a checkpoint."""
+        return any((run.folder / name).is_file() for name in self.weights)
+
+    def missing_parent(self, run: Run) -> str:
+        """What is wrong with that checkpoint; "" of a training that has one of its own already."""
+        parent = self.parent_of(run)
+        if parent is None or parent.is_file() or self.has_begun(run):
+            return ""
+        what = "is a folder" if parent.is_dir() else "does not exist"
+        return f"{self.parent}: {parent} {what}; expected a checkpoint, a file"
 
     @abc.abstractmethod
     def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:

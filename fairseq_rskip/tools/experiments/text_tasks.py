@@ -44,6 +44,7 @@ class Translation(Task):
     }
     over_seeds = (*losses, *on_tokens, comet.NAME)
     weights = ("checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
+    parent = "finetune-from-model"
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir")
 

@@ -109,7 +109,7 @@ def write(path: Path, card: Card, model: Any, licence: str) -> None:
 
 
 def rule_line(blocks: list[Any]) -> str:
-    """A line of the card for the blocks of a kind: the rule's name, constants, first paragraph.
+    """A line of the card for the blocks of a kind: its name, constants, options, first paragraph.
 
     A constant that differs between the blocks has its least and its largest value.
     """
@@ -117,8 +117,9 @@ def rule_line(blocks: list[Any]) -> str:
     for skip in blocks:
         for name, value in skip.constants().items():
             values.setdefault(name, []).append(value)
-    numbers = ", ".join(f"{name} {_span(each)}" for name, each in values.items())
-    constants = f" ({numbers})" if numbers else ""
+    numbers = [f"{name} {_span(each)}" for name, each in values.items()]
+    numbers += [f"{name} {value}" for name, value in blocks[0].choices().items()]
+    constants = f" ({', '.join(numbers)})" if numbers else ""
     first_paragraph = (inspect.getdoc(type(blocks[0])) or "").split("\n\n")[0]
     rule = " ".join(first_paragraph.replace("``", "`").split())
     return f"* `{blocks[0].kind}`{constants}: {rule}"

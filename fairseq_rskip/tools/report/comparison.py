@@ -229,9 +229,9 @@ def _with_holm(results: list[Result]) -> list[Result]:
 
 
 def _mark_best(results: list[Result], experiment: Experiment) -> list[Result]:
-    """Mark the best mean if its row differs from its baseline.
+    """Mark the rows of the best mean if one of them differs from its baseline.
 
-    It is also marked if it is a baseline from which a row differs.
+    They are also marked if one is a baseline from which a row differs.
     """
     lower_is_better = TASKS[experiment.task].metrics[experiment.metric]
     means = [result.mean for result in results if result.values]
@@ -241,9 +241,10 @@ def _mark_best(results: list[Result], experiment: Experiment) -> list[Result]:
     for result in results:
         if result.comparison and _differs(result.comparison):
             differing |= {result.cell.row.label, result.comparison.baseline}
+    of_best = {result.cell.row.label for result in results if result.mean == best}
+    is_marked = bool(of_best & differing)
     return [
-        replace(result, best=result.mean == best and result.cell.row.label in differing)
-        for result in results
+        replace(result, best=is_marked and result.cell.row.label in of_best) for result in results
     ]
 
 

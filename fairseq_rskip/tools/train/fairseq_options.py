@@ -25,7 +25,7 @@ from fairseq_rskip.models import unknown_architecture_message, with_nearest_kind
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.training_files import LAST
+from fairseq_rskip.tools.training_files import BEST, LAST
 
 
 class Range(NamedTuple):
@@ -216,16 +216,19 @@ def check_ranges(user_options: dict[str, Any]) -> None:
                 raise refused(name, shown, limits.expected)
 
 
-def check_restore_file(name: str, save: Path) -> None:
-    """Raise ``UserError`` for a checkpoint that does not exist.
+def check_checkpoint(option: str, name: str, save: Path) -> None:
+    """Raise ``UserError`` unless the checkpoint ``name`` of ``--option`` is a file.
 
     fairseq would train from the first update, without a word on the screen.
     """
-    if Path(name).exists() or "://" in name or name == LAST:
+    path = Path(name)
+    if path.is_file() or "://" in name:
         return
-    beside = save / name
-    hint = f"; did you mean {beside}?" if beside.exists() else ""
-    raise UserError(f"--restore-file {name} does not exist{hint}")
+    what = "is a folder" if path.is_dir() else "does not exist"
+    for other in (path / BEST, path / LAST, save / name):
+        if other.is_file():
+            raise UserError(f"--{option} {name} {what}; did you mean {other}?")
+    raise UserError(f"--{option} {name} {what}; expected a checkpoint, a file")
 
 
 def check_task(arch: str, corpus: Corpus) -> None:

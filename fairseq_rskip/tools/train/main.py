@@ -80,6 +80,7 @@ def main(argv: list[str]) -> None:
 
         plan = make_plan(own, words)
         plan.corpus.check_vocabulary(plan.save)
+        plan.check_parent()
 
     notes = "\n".join(plan.notes)
     command = shlex.join(plan.command)

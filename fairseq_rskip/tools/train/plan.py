@@ -29,13 +29,14 @@ from fairseq_rskip.tools.recipes import (
 )
 from fairseq_rskip.tools.train.fairseq_options import (
     Parsed,
+    check_checkpoint,
     check_model,
-    check_restore_file,
     check_task,
     parse,
 )
-from fairseq_rskip.tools.train.saved import FREE, SavedTraining
+from fairseq_rskip.tools.train.saved import FREE, PARENT, SavedTraining
 from fairseq_rskip.tools.train.schedule import LENGTHS, Schedule, step_options, tokens_per_step
+from fairseq_rskip.tools.training_files import LAST
 
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
@@ -67,6 +68,12 @@ class Plan(NamedTuple):
     notes: list[str]
     warnings: list[str]
 
+    def check_parent(self) -> None:
+        """Raise ``UserError`` unless the model that a new training starts from is a file."""
+        parent = self.settings.get(PARENT)
+        if parent and not (self.save / LAST).exists():
+            check_checkpoint(PARENT, parent, self.save)
+
     def why_finished(self) -> str:
         """Why there is nothing to train, where fairseq would train further; else "".
 
@@ -83,11 +90,11 @@ class Plan(NamedTuple):
     def changes(self) -> list[str]:
         """A warning where the training that is resumed had other settings so far.
 
-        Raises ``UserError`` if it began with other initial values, ``CheckpointError``.
+        Raises ``UserError`` if it began with other weights or values, ``CheckpointError``.
         """
         if self.saved is None:
             return []
-        self.saved.check_initial_values(self.settings)
+        self.saved.check_start(self.settings)
         # the recipe's warm-up follows the length: with a longer --max-update the rate would jump
         differing = self.saved.differences({"warmup-updates": self.warm_up, **self.settings})
         if not differing:
@@ -137,8 +144,10 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     chosen = {"user-dir": PLUGIN, "arch": own.arch}
     chosen |= {**below_recipe, **recipe.options, **above_recipe}
     saved = None
-    if "restore-file" in user_options:
-        check_restore_file(user_options["restore-file"], save)
+    if user_options.get("restore-file", LAST) != LAST:
+        if PARENT in user_options:
+            raise UserError(f"--{PARENT} beside --restore-file: expected one of them")
+        check_checkpoint("restore-file", user_options["restore-file"], save)
     else:
         saved = SavedTraining(save)
     command = _command(corpus, chosen, parsed, words)

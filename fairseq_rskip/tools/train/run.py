@@ -122,7 +122,15 @@ def run(save: Path, about: str, command: list[str]) -> int:
                 print_line(f"stopped: {progress.summary}; {resume}", "stderr")
                 return stopped.status
     if reason:
-        advice = "; try a lower --lr" if is_divergence(reason) else ""
+        advice = ""
+        if is_divergence(reason):
+            advice = "; try a lower --lr"
+        elif "parameter group that doesn't match" in reason:
+            advice = (
+                "; the optimizer's state is of another model, such as stock fairseq's: expected "
+                "--finetune-from-model, or --restore-file with --reset-optimizer "
+                "--reset-lr-scheduler --reset-meters --reset-dataloader"
+            )
         raise UserError(f"fairseq-train failed: {reason}{advice}; its output is in {save / LOG}")
     print_line(f"trained in {progress.minutes}: {summary(progress.newest)}")
     return 0

@@ -1,5 +1,6 @@
 """Whether a training in a folder has ended, and whether it is the one that is asked for."""
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ PARTS = ("model", *CHOICES, "optimization", "dataset", "common")
 FREE = {"max-update", "max-epoch", "no-progress-bar", "log-interval", "log-format", "log-file"}
 FREE |= {"skip-log-interval", "tensorboard-logdir", "wandb-project", "cpu", "user-dir"}
 FREE |= {"num-workers", "data-buffer-size", "validate-interval", "validate-interval-updates"}
+
+
+PARENT = "finetune-from-model"  # the option
 
 
 class SavedTraining:
@@ -74,18 +78,29 @@ class SavedTraining:
                 f"{', '.join(changed)}; another --save-dir keeps both"
             )
         for name, before, now in self.differences(settings):
+            had = f"without {name}" if before is None else f"with {name} {before}"
             raise UserError(
-                f"{self.folder} has a finished training with {name} {before}, not {now}; "
+                f"{self.folder} has a finished training {had}, not {now}; "
                 "another --save-dir keeps both"
             )
 
-    def check_initial_values(self, settings: dict[str, Any]) -> None:
-        """Raise ``UserError`` if it began with other initial values, ``CheckpointError``.
+    def check_start(self, settings: dict[str, Any]) -> None:
+        """Raise ``UserError`` if it began with other weights or values, or has another rule.
 
-        They would change nothing but what the next checkpoint says that it began with.
+        Other weights or values would change nothing but what the next checkpoint says that it began
+        with; a checkpoint is refused by another rule. Raises ``CheckpointError``.
         """
-        initial = _initial_values(settings.get("skip-kind"))
+        kind = settings.get("skip-kind")
+        initial = _options_of(kind, "start")
+        of_equation = _options_of(kind, "output")
         differing = self.differences(settings)
+        for name, before, now in differing:
+            if name == PARENT:
+                began = f"with {before}" if before else "without it"
+                raise UserError(
+                    f"--{name} {now}: the training in {self.folder} began {began}; another "
+                    "--save-dir begins a new one"
+                )
         if any(name in ("skip-kind", "skip-norm") for name, _, _ in differing):
             return  # of another rule, which its checkpoint refuses to become
         for name, before, now in differing:
@@ -94,6 +109,11 @@ class SavedTraining:
                     f"--{name} {now}: the training in {self.folder} began with {before}, and an "
                     f"initial value cannot change later; --{name} {before} continues it, another "
                     "--save-dir begins a new one"
+                )
+            if name in of_equation:
+                raise UserError(
+                    f"--{name} {now}: the training in {self.folder} has {before}; --{name} "
+                    f"{before} continues it, another --save-dir begins a new one"
                 )
 
     def differences(self, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -113,6 +133,8 @@ class SavedTraining:
             if part in CHOICES and name:
                 known[part] = name
         known["arch"] = section(saved, "model").get("_name")
+        parent = PARENT.replace("-", "_")
+        known[parent] = section(saved, "checkpoint").get(parent)
         processes = section(saved, "distributed_training").get("distributed_world_size")
         if processes:
             known["distributed_world_size"] = processes
@@ -123,18 +145,20 @@ class SavedTraining:
             field = name.replace("-", "_")
             before = _or_default(known.get(field, value), field, kind)
             now = _or_default(value, field, kind)
+            if name == PARENT and before and os.path.abspath(before) == os.path.abspath(now):
+                continue
             if _comparable(before) != _comparable(now):
                 differing.append((name, before, now))
         return differing
 
 
-def _initial_values(kind: Any) -> set[str]:
-    """The options of a kind of skip connection that are initial values."""
+def _options_of(kind: Any, affected: str) -> set[str]:
+    """The options of a kind of skip connection that affect its "start" or its "output"."""
     if kind not in KINDS:
         return set()
     names = set()
     for name, option in options_of(KINDS[kind]).items():
-        if option.about.affects == "start":
+        if option.about.affects == affected:
             names.add(option_name(name))
     return names
 
