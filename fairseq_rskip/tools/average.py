@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     which = f"average of {', '.join(map(str, paths))}"
     if paths[0].is_dir():
         if len(paths) > 1:
-            raise UserError(f"--inputs {paths[0]} and others: expected one folder, or checkpoints")
+            raise UserError(
+                f"--inputs {' '.join(map(str, paths))}: expected one folder, or several files"
+            )
         paths, which = choose(paths[0], options.last)
     make_folder(options.output.parent)
     save(paths, options.output)

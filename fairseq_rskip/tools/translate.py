@@ -9,6 +9,7 @@ wrote, a checkpoint, or a folder of checkpoints (or of a run: RUN/seed1), of whi
 averaged as by rskip evaluate. Lines keep their order; an empty line stays empty.
 """
 
+import argparse
 import contextlib
 import io
 import sys
@@ -81,11 +82,17 @@ def main(argv: list[str] | None = None) -> None:
     """Write a line for each line that is read. Raises ``UserError``."""
     parser = Parser(description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("text", nargs="?", help=argparse.SUPPRESS)  # for a clear refusal
     parser.add_argument(
         "--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)"
     )
     add_search(parser)
     options = parser.parse_args(argv)
+    if options.text is not None:
+        raise UserError(
+            f"{options.text}: expected the sentences on standard input, "
+            f"rskip translate {options.model} < {options.text}"
+        )
     if sys.stdin is None:
         raise UserError("the standard input is closed: expected sentences, one on each line")
     import torch  # takes seconds: after the options

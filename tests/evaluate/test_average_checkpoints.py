@@ -153,7 +153,7 @@ def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--inputs . good.pt", "--inputs . and others: expected one folder, or checkpoints"),
+        ("--inputs . good.pt", "--inputs . good.pt: expected one folder, or several files"),
         ("--inputs torn.pt", "torn.pt: truncated, or not a checkpoint"),
         ("--inputs good.pt nan.pt", "nan.pt cannot be used: w holds NaN or infinity"),
         (

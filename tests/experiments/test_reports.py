@@ -138,6 +138,15 @@ def test_of_two_best_rows_of_one_value_both_are_bold(tmp_path, capfd):
     assert page.count("| **5.10") == 2 and "**9.10" not in page
 
 
+def test_a_page_names_checkpoints_without_their_folders(images, capfd):
+    """It is made to be shared."""
+    path, table, out = images
+    weights = "checkpoint /home/me/runs/a/checkpoints/checkpoint_best.pt"
+    finish(table, out, {"plain": BAD, "recursive": GOOD}, weights=weights)
+    page = report(capfd, path, out)[1]
+    assert "checkpoint checkpoint_best.pt" in page and "/home/me" not in page
+
+
 def test_seconds_are_the_mean_of_the_seeds(images, capfd):
     path, table, out = images
     for seed, seconds in ((1, 60.0), (2, 120.0), (3, 300.0)):

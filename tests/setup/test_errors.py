@@ -11,6 +11,7 @@ from fairseq_rskip import console, files
 from fairseq_rskip.errors import UserError, did_you_mean, exit_status
 from fairseq_rskip.residual import KINDS
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.evaluate.weights import choose
 
 ARCHITECTURES = [
     "transformer",
@@ -39,6 +40,19 @@ ARCHITECTURES = [
 )
 def test_the_nearest_name_is_suggested(word, known, expected):
     assert did_you_mean(word, known) == (f"did you mean {expected}?" if expected else "")
+
+
+def test_a_file_of_sentences_behind_the_model_is_refused_with_what_to_type(capsys):
+    assert rskip(["translate", "multi30k-en-de-2rskip", "in.txt"]) == 1
+    expected = "standard input, rskip translate multi30k-en-de-2rskip < in.txt"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_checkpoint_in_the_place_of_its_folder_is_refused_with_what_to_type(tmp_path):
+    checkpoint = tmp_path / "checkpoint_best.pt"
+    checkpoint.touch()
+    with pytest.raises(UserError, match="training saved to, and --checkpoint checkpoint_best.pt$"):
+        choose(checkpoint, 5)
 
 
 def test_a_missing_file_does_not_exist(capsys, tmp_path):

@@ -58,7 +58,8 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
         check_is_not_bundled(folder)
         raise UserError(f"{folder} does not exist; expected the folder that training saved to")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give the one that training saved to")
+        hint = f", and --checkpoint {folder.name}" if folder.suffix == ".pt" else ""
+        raise UserError(f"{folder} is not a folder; give the one that training saved to{hint}")
     folder = training_folder(folder)
     if checkpoint is not None:
         path = _named(checkpoint, folder)

@@ -284,7 +284,10 @@ def _about_the_runs(experiment: Experiment, results: list[Result]) -> dict[str, 
     """What the runs recorded: the score's signature, which weights, versions, commit."""
     measured = [result.records[seed] for result in results for seed in result.values]
     signatures = [record.get("signatures", {}).get(experiment.metric) for record in measured]
-    weights = [str(record.get("weights") or "").partition(":")[0] for record in measured]
+    weights = []
+    for record in measured:
+        which = str(record.get("weights") or "").partition(":")[0]
+        weights.append(re.sub(r"checkpoint .*/", "checkpoint ", which))  # without its folder
 
     records = [read_record(folder) for result in results for folder, _ in result.runs_and_values]
     versions = []
