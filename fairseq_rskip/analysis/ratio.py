@@ -198,4 +198,5 @@ def text_of_readings(rows: list[Row]) -> str:
     frame = in_frame(cells, "reading of the effective scale")
     if PAPER.keys() & set(frame):
         frame.loc["the paper (ResNet-110)"] = pandas.Series(PAPER)
-    return frame.to_string(float_format=NUMBER, na_rep="")
+    symbols = "a: coefficient of x in y; w: gain of the norm whose output is y"
+    return f"{frame.to_string(float_format=NUMBER, na_rep='')}\n{symbols}"
