@@ -6,6 +6,7 @@ The tests look at what of them comes back in figure, table and CSV.
 import csv
 import json
 
+import pandas
 import pytest
 from vision_helpers import error_line
 
@@ -288,3 +289,24 @@ def test_a_stem_is_checked_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write into .*file: "):
         figures.check_stem(tmp_path / "file" / "x")
+
+
+def test_the_thick_line_is_the_mean_of_three_seeds():
+    values = {"seed1": 2.0, "seed2": 4.0, "seed3": 9.0}
+    points = pandas.DataFrame(
+        {"run": "a", "log": seed, "curve": "train_loss", "step": 10, "value": value}
+        for seed, value in values.items()
+    )
+    figure = curves.draw(points, {"train_loss": "loss"}, "iteration", spread=())
+    mean, *seeds = figure.axes[0].get_lines()
+    assert list(mean.get_ydata()) == [5.0]
+    assert [list(line.get_ydata()) for line in seeds] == [[2.0], [4.0], [9.0]]
+
+
+def test_the_last_update_of_a_network_lacks_a_layer_that_layerdrop_left_out(tmp_path):
+    """No value of an earlier update is drawn in its place."""
+    lines = SkipLines(tmp_path, 1)
+    lines.write(10, {f"skip_x_to_F/decoder.layers.{n}.final_skip": 1.0 for n in (0, 1)})
+    lines.write(20, {"skip_x_to_F/decoder.layers.0.final_skip": 2.0})
+    (rows,) = curves.read_skips(tmp_path, at_the_end=True)
+    assert [(row["step"], row["number"], row["value"]) for row in rows] == [(20, 1, 2.0)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairseq_rskip.analysis import depth
-from fairseq_rskip.analysis.depth import VARIANTS, Stack, Variant
+from fairseq_rskip.analysis.depth import VARIANTS, Stack, Variant, expected_rate
 from fairseq_rskip.analysis.figures import select
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.tools import analyze
@@ -180,3 +180,18 @@ def test_what_cannot_be_measured_is_one_line(tmp_path, capfd):
         assert command(tmp_path / "x", *arguments.split()) == 1
         assert capfd.readouterr() == ("", f"error: {message}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "gain", "rate"),
+    [
+        ("2xSkip", 1.5, 2.5),  # 4 + 2.25 = 6.25
+        ("0.5xSkip", 1.2, 1.3),  # 0.25 + 1.44 = 1.69
+        ("no skip", 0.25, 0.25),
+        ("no skip", -0.25, 0.25),
+        ("2xSkip+LN", 0.25, None),
+        ("2rSkip+LN", 0.25, None),
+    ],
+)
+def test_the_squares_of_lambda_and_of_the_gain_add_up(name, gain, rate):
+    assert expected_rate(BY_NAME[name], gain) == pytest.approx(rate)

@@ -336,3 +336,28 @@ def test_the_two_paths_of_a_gradient_are_those_of_autograd():
         "skip_branch_over_skip_gradient": branch_grad.norm() / skip_grad.norm(),
     }
     assert probe.means() == {"skip": pytest.approx({k: float(v) for k, v in expected.items()})}
+
+
+OF_GRADIENTS = ("skip_cos_gradients", "skip_branch_over_skip_gradient")
+
+
+def measured(skip, batches):
+    """The means of a probe that sees ``batches``, pairs of an input and a gradient at y."""
+    with PathProbe(skip) as probe:
+        for x, upstream in batches:
+            x = x.clone().requires_grad_()
+            moved = x * 1.0
+            skip(moved, torch.tanh(2 * moved)).backward(upstream)
+    return probe.means()[""]
+
+
+def test_the_gradients_of_the_two_paths_are_means_over_the_passes():
+    skip = create_skip("xskip", 5, skip_lambda=2).double()
+    first = (draw((4, 3, 5), 1), draw((4, 3, 5), 2))
+    second = (draw((4, 3, 5), 3), draw((4, 3, 5), 4))
+    together = measured(skip, [first, second])
+    alone = [measured(skip, [batch]) for batch in (first, second)]
+    for quantity in OF_GRADIENTS:
+        values = [means[quantity] for means in alone]
+        assert values[0] != pytest.approx(values[1], rel=1e-3)
+        assert together[quantity] == pytest.approx(sum(values) / 2)

@@ -10,7 +10,12 @@ import torch
 from skip_variants import CASES, MIXING, draw, gradients, reference
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
-from fairseq_rskip.analysis.ratio import CoefficientProbe, columns_of, readings_of
+from fairseq_rskip.analysis.ratio import (
+    CoefficientProbe,
+    columns_of,
+    means_of_readings,
+    readings_of,
+)
 from fairseq_rskip.residual import create_skip
 from fairseq_rskip.vision.model import PreActResNet
 
@@ -143,3 +148,27 @@ def test_the_probe_leaves_padding_out(exact_attention):
         actual.append([probe.values(name) for name in probe.skips])
     for together, alone in zip(*actual):
         torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)
+
+
+def test_each_quantity_has_the_standard_error_of_its_own_examples():
+    """1 and 3 have the error 1, 2.0 and 2.2 the error 0.1."""
+    scales = {"ratio": torch.tensor([1.0, 3.0]), "effective_scale": torch.tensor([2.0, 2.2])}
+    columns = columns_of(scales, math.nan)
+    assert columns["ratio_standard_error"] == pytest.approx(1.0)
+    assert columns["effective_scale_standard_error"] == pytest.approx(0.1)
+
+
+def test_a_negative_gain_counts_by_its_size_in_the_coefficient_of_the_branch():
+    """b = w / sigma, of the row (0, 2, 4, 6) with sigma = sqrt(5): the mean of |b|."""
+    skip = create_skip("xskip", 4, skip_lambda=1, eps=1e-20).double()
+    with torch.no_grad():
+        skip.post[0].weight.copy_(torch.tensor([1.0, -2.0, 3.0, 4.0]))
+    half = torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]).double()
+    with CoefficientProbe(skip) as probe:
+        skip(half, half)
+    assert float(probe.values("")["branch_coefficient"]) == pytest.approx(2.5 / 5**0.5)
+
+
+def test_a_reading_of_a_model_is_the_mean_over_its_blocks_beside_the_papers_value():
+    (row,) = means_of_readings("2rSkip+LN", [{"mean |a|": 1.0}, {"mean |a|": 4.0}])
+    assert (row["value"], row["blocks"], row["paper"]) == (2.5, 2, 2.64)

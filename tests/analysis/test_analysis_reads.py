@@ -171,3 +171,29 @@ def test_streams_sends_a_rule_that_keeps_outputs_to_reads(tmp_path):
 def test_a_stack_of_one_block_reads_one_output(tmp_path):
     with pytest.raises(UserError, match="m: no block reads two outputs"):
         reads.report(study_of(Stack("delta_attnres", 1, 1)), tmp_path / "f")
+
+
+def row_of(newest, number, outputs, block="b"):
+    row = {"newest": newest, "effective_outputs": number, "outputs": outputs, "block": block}
+    return {**row, "input": 0.0, "varies": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("newest", "number", "verdict"),
+    [
+        (0.90, 1.5, "nearly the newest alone"),
+        (0.89, 1.5, "some more than others"),
+        (0.25, 3.80, "all nearly alike"),
+        (0.25, 3.79, "some more than others"),
+    ],
+)
+def test_the_newest_is_alone_from_90_percent_and_all_are_alike_from_95(newest, number, verdict):
+    assert reads.verdict([row_of(newest, number, outputs=4)]).startswith(verdict)
+
+
+def test_the_share_that_is_read_is_the_mean_over_the_mixtures_and_the_fewest_are_named():
+    """All of two outputs, and two of four: 75 % on average."""
+    rows = [row_of(0.5, 2.0, outputs=2, block="first"), row_of(0.5, 2.0, outputs=4, block="last")]
+    first, *_ = reads.sentences("m", rows, [])
+    assert first.startswith("m: a mixture reads 75% of its outputs (effective number, mean of 2 ")
+    assert "the fewest, 2.00 of 4, at last)" in first

@@ -40,3 +40,14 @@ def test_a_file_that_is_no_skip_log_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"log.jsonl is not a skip log: expected the skips.jsonl"):
         skip_log.read(path)
+
+
+def test_a_resumed_training_replaces_the_lines_of_the_updates_that_it_repeats(tmp_path):
+    """It resumes behind update 10, and may have another interval."""
+    lines = skip_log.SkipLines(tmp_path, first=1)
+    for step in (10, 20, 30):
+        lines.write(step, {"skip_lambda/a": 1.0})
+    resumed = skip_log.SkipLines(tmp_path, first=20)
+    assert list(skip_log.read(tmp_path / "skips.jsonl")) == [10]
+    resumed.write(25, {"skip_lambda/a": 2.0})
+    assert list(skip_log.read(tmp_path / "skips.jsonl")) == [10, 25]

@@ -360,3 +360,26 @@ def test_a_matrix_that_keeps_equal_streams_has_no_gradient_in_the_first_block(ma
         size = first.learned()[name].grad.abs().max()
         assert (size < 1e-9) == still, (name, size)
         assert second.learned()[name].grad.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("count", "number", "verdict"),
+    [
+        (2, 1.09, "they differ little"),
+        (2, 1.11, "they differ"),
+        (4, 1.29, "they differ little"),
+        (4, 1.31, "they differ"),
+    ],
+)
+def test_streams_differ_from_a_tenth_of_the_way_to_n(count, number, verdict):
+    row = {"streams": count, "effective_streams": number, "dominant_share": 0.5}
+    assert streams.Mean([row]).verdict() == verdict
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "has_moved"),
+    [(100.0, 5e-5, False), (100.0, 2e-4, True), (0.0, 5e-7, False), (0.0, 2e-6, True)],
+    ids=["rounding of 100", "beyond it", "rounding of 1", "from 0"],
+)
+def test_a_parameter_has_not_moved_by_the_rounding_of_its_size(start, change, has_moved):
+    assert streams.has_moved([{"start": start, "change": change}]) is has_moved

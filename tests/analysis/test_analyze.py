@@ -415,3 +415,19 @@ def test_a_language_model_does_not_read_pairs(language_model, tiny_corpus, tmp_p
 def test_a_stem_without_a_name_is_refused(stem):
     with pytest.raises(UserError, match=rf"--output '{stem}': .* such as {stem}gradients"):
         command.run(["gradients", "run", "--output", stem])
+
+
+def test_figure_3_is_of_ten_thousand_training_examples_as_in_the_paper():
+    options = command.parse(["gradients", "run"])
+    assert (options.examples, options.split, options.seed) == (10_000, "train", 1)
+
+
+def test_the_stacks_of_the_table_of_depth_are_the_default():
+    options = command.parse(["depth"])
+    sizes = {"blocks": 50, "dim": 64, "gain": 0.25, "examples": 32, "seeds": 5, "tokens": 16}
+    assert {name: getattr(options, name) for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("name", ["gradients", "depth-check"])
+def test_without_output_the_files_are_called_after_the_command(name):
+    assert command.parse([name, "run"]).output == f"figures/{name}"

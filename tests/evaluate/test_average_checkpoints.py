@@ -179,3 +179,12 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_five_checkpoints_of_a_folder_are_averaged_by_default(tmp_path):
+    for epoch in range(1, 8):
+        state = {"args": argparse.Namespace(arch="x"), "model": {"w": torch.tensor([2.0**epoch])}}
+        torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
+    assert rskip(["average", "--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]) == 0
+    averaged = torch.load(tmp_path / "out.pt", weights_only=False)["model"]["w"]
+    assert averaged.item() == torch.tensor((8 + 16 + 32 + 64 + 128) / 5).item()

@@ -16,10 +16,14 @@ import torch
 from conftest import run_command
 from evaluation_corpus import write
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import systems
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.compare import about_trainings, comet_cells, compare_texts, most_different
+from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate import main as evaluate_main
 from fairseq_rskip.tools.evaluate import weights
+from fairseq_rskip.tools.systems import find_system, load
 
 WORDS = "the a cat dog house tree big red sees eats under over <b> & runs".split()
 
@@ -305,3 +309,109 @@ def test_what_cannot_be_compared_is_one_line(texts, capsys, tmp_path, systems, o
         and err.startswith("error: ")
         and said in err
     )
+
+
+def test_comets_p_compares_the_sentences_with_those_of_the_first_system():
+    """Each of twelve sentences is 0.5 better: p is 2 of all 4,096 signs."""
+    outputs = [["a"] * 12, ["b"] * 12]
+    segments = [[0.01 * n for n in range(12)], [0.01 * n + 0.5 for n in range(12)]]
+    cells = comet_cells(outputs, segments, trials=5000)
+    assert cells == [["0.0550", "baseline"], ["0.5550", "0.0005"]]
+
+
+def test_comet_does_not_test_a_system_with_nine_other_translations():
+    outputs = [["a"] * 12, ["b"] * 9 + ["a"] * 3]
+    segments = [[0.0] * 12, [1.0] * 9 + [0.0] * 3]
+    assert comet_cells(outputs, segments, trials=20)[1] == ["0.7500", "not tested"]
+
+
+def sentences_shown(lines):
+    return [int(line.split()[1]) for line in lines if line.startswith("\nsentence ")]
+
+
+def test_the_sentence_with_the_largest_difference_is_shown_first():
+    reference = ["a red house", "a small dog", "two cars", "the sea"]
+    other = ["a red house", "a small dot", "two cars", "xyz"]
+    shown = most_different(["one", "other"], [reference, other], [reference], count=10)
+    assert sentences_shown(shown) == [4, 2]
+    shown = most_different(["one", "other"], [reference, other], [reference], count=1)
+    assert sentences_shown(shown) == [4]
+
+
+def test_a_sentence_in_which_the_third_system_differs_is_shown():
+    reference = ["a red house", "a small dog"]
+    third = ["a red house", "xyz"]
+    shown = most_different(["a", "b", "c"], [reference, reference, third], [reference], count=10)
+    assert sentences_shown(shown) == [2]
+
+
+def test_an_option_in_which_only_the_middle_one_of_three_differs_is_named():
+    evaluations = {
+        name: {"trained_with": {"max-update": 300, "lr": [rate]}}
+        for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.1))
+    }
+    assert about_trainings(evaluations) == ["trained with another --lr: a 0.1, b 0.2, c 0.1"]
+
+
+def test_data_are_refused_for_what_is_evaluated_already(tmp_path):
+    file = tmp_path / "hyp.de"
+    file.write_text("ein Haus\n")
+    with pytest.raises(UserError, match="--data is for checkpoints, and .*hyp.de is evaluated al"):
+        find_system(file, tmp_path)
+
+
+def test_a_run_with_two_evaluations_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("evaluation", "evaluation-beam1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scores.json").write_text(json.dumps({}))
+    with pytest.raises(UserError, match="expected one of evaluation, evaluation-beam1 in it"):
+        find_system(tmp_path, None)
+
+
+def test_weights_of_another_vocabulary_are_refused_before_anything_is_evaluated(
+    tmp_path, monkeypatch
+):
+    training, data = tmp_path / "training", tmp_path / "data"
+    for folder, words in ((training, "a 2\nb 1\n"), (data, "b 2\na 1\n")):
+        folder.mkdir()
+        for language in ("en", "de"):
+            (folder / f"dict.{language}.txt").write_text(words)
+    (training / "checkpoint_best.pt").touch()
+    corpus = Corpus(data, "mine", source="en", target="de")
+    monkeypatch.setattr(weights, "task_of", lambda path: {"_name": "translation"})
+    monkeypatch.setattr(systems, "corpus_of", lambda *_: corpus)
+    with pytest.raises(UserError, match="training holds checkpoints of another vocabulary"):
+        find_system(training, data)
+
+
+def test_translations_of_two_test_sets_are_refused(tmp_path):
+    """Of as many sentences: only the references tell."""
+    paths = {}
+    for name in ("one", "other"):
+        reference = tmp_path / f"{name}.de"
+        reference.write_text(f"ein {name}\nzwei {name}\n")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "hyp.txt").write_text("ein\nzwei\n")
+        (tmp_path / name / "scores.json").write_text(json.dumps({"ref": [str(reference)]}))
+        paths[name] = tmp_path / name
+    with pytest.raises(UserError, match="other and .*one were scored against different reference"):
+        load(paths, None)
+    outputs, _ = load(paths, [tmp_path / "one.de"])  # of one test set after all
+    assert outputs == [["ein", "zwei"]] * 2
+
+
+def test_the_table_of_language_models_has_each_perplexity_in_its_column(tmp_path):
+    """Three documents of 30 and of 36 bits, in a text of 20 bytes: 6 bits more over 20 bytes."""
+    paths = {}
+    for name, bits in (("one", [10.0, 10.0, 10.0]), ("other", [12.0, 13.0, 11.0])):
+        scores = {"perplexity": {"subword": 8.0, "word": 64.0}, "bits": {"byte": sum(bits) / 20}}
+        scores |= {"bytes": 20, "documents": [{"bits": each} for each in bits]}
+        scores["context"] = {"tokens_per_sample": 32, "stride": 32}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scores.json").write_text(json.dumps(scores))
+        paths[name] = tmp_path / name
+    (head, first, second), _ = compare_texts(paths, trials=100)
+    assert head[1:5] == ["perplexity per subword", "per word", "bits per byte", "difference"]
+    assert first[1:] == ["8.00", "64.00", "1.5000", "", "baseline"]
+    assert second[1:] == ["8.00", "64.00", "1.8000", "+0.3000", "0.2500"]  # 2 of all 8 signs

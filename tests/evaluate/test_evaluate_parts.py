@@ -2,7 +2,9 @@
 
 import argparse
 import json
+from argparse import Namespace
 
+import numpy
 import pytest
 import torch
 from conftest import run_command
@@ -10,7 +12,8 @@ from conftest import run_command
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.evaluate import generation, weights
+from fairseq_rskip.tools.evaluate import generation, language_model, weights
+from fairseq_rskip.tools.evaluate import main as evaluate_main
 from fairseq_rskip.tools.process import explain
 from fairseq_rskip.tools.systems import evaluations_of
 
@@ -209,3 +212,123 @@ def test_scores_are_of_the_rules_files_as_they_are_now(tmp_path, monkeypatch):
         scores.write_text(json.dumps({"evaluation": {**evaluation, "rules": written}}))
         monkeypatch.setattr(weights, "own_rules_of", lambda path, now=now: now)
         assert bool(list(evaluations_of(checkpoint))) is known
+
+
+def test_scores_of_other_weights_beside_a_checkpoint_are_not_its_own(tmp_path):
+    checkpoint, other = tmp_path / "checkpoint_best.pt", tmp_path / "checkpoint8.pt"
+    checkpoint.write_text("best")
+    other.write_text("another")
+    (tmp_path / "evaluation-test").mkdir()
+    evaluation = {"checkpoints": cached.identity([other])}
+    scores = {"evaluation": evaluation, "scores": []}
+    (tmp_path / "evaluation-test" / "scores.json").write_text(json.dumps(scores))
+    assert list(evaluations_of(checkpoint)) == []
+    assert len(list(evaluations_of(other))) == 1
+
+
+TRAINED_WITH = {  # docs/evaluation.md: length, batch, learning rate, warm-up, seed, processes
+    "optimization": {"max_update": 300, "max_epoch": 7, "update_freq": [2], "lr": [0.001]},
+    "dataset": {"max_tokens": 4096, "batch_size": 16},
+    "distributed_training": {"distributed_world_size": 4},
+    "lr_scheduler": {"warmup_updates": 60},
+    "common": {"seed": 3, "log_interval": 100},
+}
+
+
+def test_the_options_whose_differences_a_comparison_names_are_those_of_the_page(tmp_path):
+    path = tmp_path / "checkpoint_best.pt"
+    torch.save({"cfg": TRAINED_WITH, "model": {"weight": torch.ones(2)}}, path)
+    assert weights.training_options(path) == {
+        "max-update": 300,
+        "max-epoch": 7,
+        "update-freq": [2],
+        "lr": [0.001],
+        "max-tokens": 4096,
+        "batch-size": 16,
+        "distributed-world-size": 4,
+        "warmup-updates": 60,
+        "seed": 3,
+    }
+
+
+@pytest.mark.parametrize("is_monolingual", [True, False], ids=["text", "translation"])
+def test_by_default_a_language_model_is_its_best_checkpoint_and_no_average(
+    tmp_path, is_monolingual
+):
+    for name in ("checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt"):
+        (tmp_path / name).touch()
+    options = Namespace(folder=tmp_path, average=None, checkpoint=None)
+    taken, _ = evaluate_main.choose_checkpoints(options, Namespace(is_monolingual=is_monolingual))
+    expected = ["checkpoint_best.pt"] if is_monolingual else ["checkpoint2.pt", "checkpoint1.pt"]
+    assert [path.name for path in taken] == expected
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "words", "expected"),
+    [
+        (True, [], ["--fp16"]),
+        (True, ["--fp32"], []),
+        (True, ["--cpu"], ["--cpu"]),
+        (False, [], ["--cpu"]),
+    ],
+    ids=["GPU", "GPU, fp32", "GPU, --cpu", "no GPU"],
+)
+def test_a_gpu_computes_in_fp16_unless_fp32_is_asked_for(
+    tmp_path, monkeypatch, has_gpu, words, expected
+):
+    checkpoint = tmp_path / "checkpoint_best.pt"
+    checkpoint.touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(cached, "is_made", lambda path, key: True)  # nothing is run
+    options = evaluate_main.parse(["data", str(tmp_path), *words])
+    shown = generation.Shown(b"", 1, "translated", "sent")
+    program = generation.Program("fairseq-generate", tmp_path / "log", ["--beam", "4"], shown)
+    corpus = Namespace(checksums=lambda subset: {})
+    key = evaluate_main.run_fairseq(options, corpus, [checkpoint], program)
+    assert key["options"] == ["--beam", "4", *expected]
+
+
+@pytest.fixture
+def two_lines(tmp_path):
+    """A text of 2 lines, 3 words and 7 bytes, line ends included: in 6 subwords and line ends."""
+    raw = tmp_path / "test.en"
+    raw.write_text("é b\nc\n", encoding="utf-8")
+    return Namespace(
+        source="en",
+        reference=lambda subset: raw,
+        lengths=lambda subset, language: numpy.array([4, 2]),
+        text_sha256=lambda subset: "0",
+    )
+
+
+def test_perplexity_per_subword_and_per_word_and_bits_per_byte_are_of_one_probability(two_lines):
+    """Each of 6 tokens has probability 1/2: 6 bits over 3 words and 2 line ends, and 7 bytes."""
+    measured = language_model.measure(two_lines, "test", [-numpy.log(2)] * 6)
+    assert measured["perplexity"]["subword"] == pytest.approx(2.0)
+    assert measured["perplexity"]["word"] == pytest.approx(2 ** (6 / 5))
+    assert measured["bits"]["byte"] == pytest.approx(6 / 7)
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_every_token_of_the_text_has_one_probability(two_lines, count):
+    with pytest.raises(UserError, match=f"scored {count} of 6 tokens of test"):
+        language_model.measure(two_lines, "test", [-1.0] * count)
+
+
+def test_windows_are_read_in_the_order_of_the_text_however_they_were_batched(tmp_path):
+    line = "2026-01-01 12:00:00 | INFO | fairseq_cli.eval_lm | {} {}\n".format
+    text = line(10, "d [-4.0]") + line(2, "c [-3.0]") + line(0, "a [-1.0]\tb [-2.0]")
+    (tmp_path / "log").write_text(text)
+    assert language_model.log_probabilities(tmp_path / "log") == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_a_dictionary_that_the_corpus_lacks_is_another_vocabulary(tmp_path):
+    """From English to French was trained, and the corpus has German."""
+    training, data = tmp_path / "training", tmp_path / "data"
+    for folder, languages in ((training, ("en", "fr")), (data, ("en", "de"))):
+        folder.mkdir()
+        for language in languages:
+            (folder / f"dict.{language}.txt").write_text("a 2\n")
+    (training / "checkpoint_best.pt").touch()
+    with pytest.raises(UserError, match="dict.fr.txt is not that of"):
+        Corpus(data, "mine", source="en", target="de").check_vocabulary(training)

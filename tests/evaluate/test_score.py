@@ -217,3 +217,16 @@ def test_output_that_is_hardly_a_translation_is_named(hypotheses, says):
     references = ["a b c d"] * len(hypotheses)
     actual = degenerate(hypotheses, [references])
     assert says in actual and bool(actual) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_named"), [(49, True), (50, False), (200, False), (201, True)]
+)
+def test_output_of_half_to_twice_the_references_words_is_accepted(words, is_named):
+    assert bool(degenerate(["w " * words], [["r " * 100]])) is is_named
+
+
+@pytest.mark.parametrize(("count", "is_named"), [(10, False), (11, True)])
+def test_most_of_twenty_sentences_are_eleven(count, is_named):
+    hypotheses = ["x b c d"] * count + [f"{n} b c d" for n in range(20 - count)]
+    assert bool(degenerate(hypotheses, [["a b c d"] * 20])) is is_named

@@ -16,7 +16,7 @@ from scipy import stats
 from statsmodels.formula.api import ols
 
 from fairseq_rskip.tools import significance
-from fairseq_rskip.tools.significance import SeedModel
+from fairseq_rskip.tools.significance import SeedModel, paired_values
 
 THREE = {
     "a": {1: 30.1, 2: 30.4, 3: 29.9},
@@ -199,3 +199,69 @@ def test_a_worse_system_is_tested_as_a_better_one_is():
 def test_ten_sentences_have_to_differ():
     assert significance.are_tested(["a"] * 12, ["b"] * 10 + ["a"] * 2)
     assert not significance.are_tested(["a"] * 12, ["b"] * 9 + ["a"] * 3)
+
+
+TABLE_OF_T = 4.302653  # Student's t, 2 degrees of freedom, 97.5 %; a table's
+
+
+WILD = {0: 2.0, 1: -1.0, 2: 0.8}
+
+
+@pytest.fixture
+def calm():
+    """Twelve rules whose three seeds scatter by 0.01."""
+    draws = np.random.default_rng(1).normal(0, 0.01, (12, 3))
+    return {f"r{n}": dict(enumerate(row)) for n, row in enumerate(draws)}
+
+
+def test_the_difference_of_a_rule_that_scatters_has_the_95_percent_interval_of_its_pairs(calm):
+    difference = SeedModel({**calm, "wild": WILD}).difference("wild", "r0")
+    pairs = np.array([WILD[seed] - calm["r0"][seed] for seed in range(3)])
+    margin = TABLE_OF_T * pairs.std(ddof=1) / 3**0.5
+    assert difference.value == pytest.approx(pairs.mean())
+    assert difference.low == pytest.approx(pairs.mean() - margin, rel=1e-6)
+    assert difference.high == pytest.approx(pairs.mean() + margin, rel=1e-6)
+
+
+def test_every_rule_that_scatters_is_left_out(calm):
+    wilder = {0: -30.0, 1: 10.0, 2: 50.0}
+    model = SeedModel({**calm, "wild": WILD, "wilder": wilder})
+    assert model.scattered == ["wilder", "wild"]
+    assert model.residuals.deviation < 0.02
+
+
+def test_rules_that_scatter_alike_have_no_variance_to_test(calm):
+    """Left out by their scatter, and one apart with each seed: their paired t-test divides by 0."""
+    higher = {seed: value + 1.0 for seed, value in WILD.items()}
+    model = SeedModel({**calm, "wild": WILD, "higher": higher})
+    assert sorted(model.scattered) == ["higher", "wild"]
+    assert model.difference("higher", "wild") is None
+
+
+def test_one_seed_in_common_is_no_test_whatever_other_rules_say_of_the_scatter(calm):
+    model = SeedModel({**calm, "one seed": {0: 1.0}})
+    assert model.shared_seeds("one seed", "r0") == [0]
+    assert model.difference("one seed", "r0") is None
+
+
+def test_a_comparison_of_documents_is_repeatable():
+    """Of 30 documents a hundred draws of the signs are taken."""
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(0.0, 1.0, 30), rng.normal(0.2, 1.0, 30)
+    p_values = {paired_values(list(first), list(second), 100) for _ in range(5)}
+    assert len(p_values) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "side"),
+    [
+        ({1: 1.0, 2: 1.1, 3: 0.9}, 1),
+        ({1: 1.0, 2: -0.5, 3: 0.4}, 0),
+        ({1: -1.0, 2: 0.5, 3: -0.4}, 0),
+        ({1: -1.0, 2: -1.1, 3: -0.9}, -1),
+    ],
+    ids=["above", "open, above", "open, below", "below"],
+)
+def test_a_difference_is_on_a_side_of_0_only_with_its_whole_interval(values, side):
+    model = SeedModel({"rule": values, "baseline": dict.fromkeys(values, 0.0)})
+    assert model.difference("rule", "baseline").side == side

@@ -1,10 +1,15 @@
 """experiments/angle_cause.py: which comes first, from runs that are written down here."""
 
 import importlib.util
+import json
+import math
 
 import pandas
 import pytest
 from conftest import ROOT
+
+from fairseq_rskip.analysis import skip_log
+from fairseq_rskip.tools.experiments.finished import finished_runs
 
 spec = importlib.util.spec_from_file_location("angle_cause", ROOT / "experiments/angle_cause.py")
 angle_cause = importlib.util.module_from_spec(spec)
@@ -60,3 +65,19 @@ def test_the_archived_runs_give_the_table_of_the_page():
         4: (0.055, 0.084, None, 24, 17.3),
         5: (0.038, 0.060, None, None, 9.6),
     }
+
+
+def test_the_angle_of_an_update_is_the_root_mean_square_over_the_decoder(tmp_path):
+    """Of 0.3 and 0.4: sqrt(0.125); the encoder's right angle does not count."""
+    options = {"decoder-layers": 1, "lr": 0.003, "skip-lambda": 2}
+    settings = {"arch": "transformer_rskip_ln", "options": options}
+    record = {"settings": settings, "seed": 1, "metrics": {"values": {"valid_loss": 5.0}}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    bottom, top = "decoder.layers.0.self_attn_skip", "decoder.layers.0.final_skip"
+    values = {f"skip_cos_y_x/{bottom}": math.cos(0.3), f"skip_cos_y_x/{top}": math.cos(0.4)}
+    values["skip_cos_y_x/encoder.layers.0.final_skip"] = 0.0
+    values |= {f"skip_grad_norm/{top}": 6.0, f"skip_grad_norm/{bottom}": 2.0}
+    skip_log.SkipLines(tmp_path, first=1).write(10, values)
+    (run,) = finished_runs(tmp_path)
+    (row,) = angle_cause.read_run(run)
+    assert (row["rms_angle"], row["ratio"]) == ("0.3536", "3")

@@ -4,8 +4,10 @@ import importlib.util
 import json
 import math
 
+import numpy
 import pandas
 import pytest
+import statsmodels.api
 from conftest import ROOT
 
 from fairseq_rskip.analysis import skip_log
@@ -101,3 +103,57 @@ def test_rounded_cosines_and_a_gradient_of_zero_are_read(tmp_path):
     (row,) = angle_edge.read_run(run)
     assert (row["update"], row["mean_angle"], row["ratio"]) == (10, "0.2", "inf")
     assert row["cos_gradients"] == "nan" and row["residuals"] == 2
+
+
+def test_the_interval_of_the_exponent_is_statsmodels_of_95_percent():
+    table = pandas.DataFrame({"residuals": [6, 6, 24, 24, 96, 96]})
+    table["edge"] = [0.80, 0.91, 0.38, 0.33, 0.16, 0.12]
+    logarithms = numpy.log(table)
+    design = statsmodels.api.add_constant(logarithms["residuals"])
+    model = statsmodels.api.OLS(logarithms["edge"], design).fit()
+    low, high = model.conf_int(0.05).loc["residuals"]
+    fit = angle_edge.fit_exponent(table)
+    assert fit.exponent == pytest.approx(-model.params["residuals"])
+    assert (fit.low, fit.high) == pytest.approx((-high, -low))
+
+
+def run(c, ratio, cosine, rule="angle", seed=1, loss=5.0):
+    """A logged run of 250 updates, whose ratio and cosine stay the same."""
+    about = {"task": "translation", "rule": rule, "layers": 6, "residuals": 18, "lr": 0.003}
+    about |= {**angle_edge.REGISTERED, "seed": seed, "c": c, "loss": loss}
+    updates = range(50, 260, 10)
+    values = {"ratio": ratio, "cos_gradients": cosine}
+    return pandas.DataFrame([{**about, "update": update, **values} for update in updates])
+
+
+def test_the_cosine_of_the_two_gradients_is_that_of_the_runs_that_keep_it():
+    table = pandas.concat([run(0.7, 2.0, 0.1), run(1.0, 9.0, 0.3), run(2.0, 11.0, 0.9)])
+    assert angle_edge.path_cosine(table) == (pytest.approx(0.2), 2)
+
+
+def test_a_loss_of_c_1_below_pre_norms_is_a_negative_difference_with_each_seed():
+    table = pandas.concat(
+        [
+            run(1.0, 2.0, 0.0, seed=1, loss=4.9),
+            run(1.0, 2.0, 0.0, seed=2, loss=5.0),
+            run(0.7, 2.0, 0.0, seed=1, loss=4.8),
+            run(numpy.nan, 2.0, 0.0, rule="pre-norm", seed=1, loss=5.0),
+            run(numpy.nan, 2.0, 0.0, rule="pre-norm", seed=2, loss=5.3),
+        ]
+    )
+    (row,) = angle_edge.losses(table)
+    assert row["by seed"] == "-0.100 -0.300"
+    assert (row["c = 1"], row["pre-norm"], row["best c"]) == ("4.950", "5.150", "0.7 (4.800)")
+
+
+def test_a_law_of_residuals_is_one_for_both_tasks_at_equal_residuals():
+    """Translation has 3 residuals a layer, the language model 2: (2 / 3)^0.8 = 0.72 by layers."""
+    tasks = [("translation", 3), ("language model", 2)]
+    rows = []
+    for task, count in tasks:
+        for layers in (6, 12, 24):
+            residuals = count * layers
+            rows.append({"task": task, "residuals": residuals, "edge": 5.0 / residuals**0.8})
+    by_residuals, by_layers = angle_edge.by_residuals_and_layers(pandas.DataFrame(rows))
+    assert by_residuals.startswith("at equal residuals 1.00 (")
+    assert by_layers.startswith("at equal layers 0.72 (")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pandas
 import pytest
+from scipy import stats
+
+from fairseq_rskip.tools.report.reading import Line
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "angle_rates.py"
 DEPTHS = ("6 layers", "12 layers", "72 layers")
@@ -88,3 +91,45 @@ def test_depths_without_a_common_seed_are_named(tmp_path, capsys, monkeypatch):
     table.to_csv(path, index=False)
     *_, sentences = run(path, capsys, monkeypatch)
     assert sentences[2] == "pre-norm: 48 layers and 3 layers share no seed"
+
+
+RATES = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "angle_rates.py"))
+
+
+def line_of(values, rate=0.006):
+    values = dict(enumerate(values, start=1))
+    number = len(values)
+    return Line("", "", "", "valid_loss", values, number, {"lr": rate}, [], [], None, None, "")
+
+
+@pytest.mark.parametrize(("rate", "said"), [(0.012, ": one rate for"), (0.013, ": no one rate")])
+def test_rates_are_one_up_to_a_factor_of_two(rate, said):
+    lines = {"6 layers": line_of([5.0], 0.006), "72 layers": line_of([5.0], rate)}
+    assert said in RATES["rates"](lines)
+
+
+@pytest.mark.parametrize(
+    ("deep", "said"), [([4.9, 4.8], "gains from depth"), ([4.9, 5.1], "does not gain")]
+)
+def test_a_rule_gains_from_depth_only_with_every_seed(deep, said):
+    lines = {"6 layers": line_of([5.0, 5.0]), "72 layers": line_of(deep)}
+    assert said in RATES["gain"](lines)
+
+
+@pytest.mark.parametrize(("behind", "learned"), [(0.99, True), (1.01, False)])
+def test_a_rule_a_bit_behind_the_best_did_not_learn(behind, learned):
+    rules = {"pre-norm": [5.0, 5.1, 5.3], "fixed angle": [5.2, 5.2, 5.6]}
+    rules["Keel"] = [value + behind for value in (5.0, 5.2, 5.2)]
+    lines = {rule: {"6 layers": line_of(values)} for rule, values in rules.items()}
+    table = RATES["beside"]("pre-norm", lines).set_index("rule")
+    assert (table["answer"]["Keel"] != "did not learn") is learned
+
+
+def test_the_two_rules_of_question_1_are_compared_by_their_pair_alone():
+    """A third rule of the same depth, whose seeds scatter otherwise, changes no interval."""
+    values = {"pre-norm": [5.0, 5.1, 5.3], "fixed angle": [4.9, 5.2, 5.0], "Keel": [6.0, 6.5, 6.9]}
+    lines = {rule: {"6 layers": line_of(each)} for rule, each in values.items()}
+    (row,) = RATES["better_start"](lines).to_dict("records")
+    pair = stats.ttest_rel(values["fixed angle"], values["pre-norm"])
+    interval = pair.confidence_interval(0.95)
+    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))

@@ -99,3 +99,24 @@ def test_a_design_gains_loses_or_is_open(tmp_path, capsys, monkeypatch):
     assert said[2].startswith("c: open: ")
     table = pandas.read_csv(tmp_path / "depthbench_gains.csv")
     assert list(table["depth"][:3]) == list(DEPTHS) and pandas.isna(table["difference"][0])
+
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "depthbench.py"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.3, -0.01, "gains from depth"),
+        (-0.3, 0.01, "open"),
+        (-0.01, 0.3, "open"),
+        (0.01, 0.3, "loses by depth"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, said):
+    first = {"design": "a", "depth": "3 layers", "loss": 5.0}
+    difference = (low + high) / 2
+    last = {"design": "a", "depth": "48 layers", "loss": 5.0 + difference}
+    last |= {"difference": difference, "low": low, "high": high}
+    (sentence,) = SCRIPT["verdicts"]([first, last])
+    assert sentence.startswith(f"a: {said}: 48 layers minus 3 layers ")

@@ -1,12 +1,17 @@
 """The test of the ladder on tables whose answer is known."""
 
+import dataclasses
 import json
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
+
+from fairseq_rskip.tools.report.reading import Line
+from fairseq_rskip.tools.significance import SeedModel
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "ladder.py"
 LADDER = runpy.run_path(str(SCRIPT))
@@ -166,3 +171,63 @@ def test_a_rung_without_pre_norm_is_one_line(tmp_path, capsys, monkeypatch):
     for words, rung in (((without,), "small"), ((table, further), "large")):
         *_, line = run(tmp_path, capsys, monkeypatch, *words)
         assert line.endswith(f"rung '{rung}' has no row 'pre-norm' with a result")
+
+
+FIRST, SECOND, THIRD = LADDER["RUNGS"]
+
+
+def rung(deviation):
+    """Two rows of two seeds, whose runs have this standard deviation."""
+    first = {1: 5.0, 2: 5.2}
+    second = {1: 4.9 + deviation, 2: 5.1 - deviation}
+    model = SeedModel({"pre-norm": first, "Keel": second})
+    assert model.residuals.deviation == pytest.approx(deviation)
+    return model
+
+
+def one_seed(difference):
+    return SeedModel({"pre-norm": {1: 4.0}, "Keel": {1: 4.0 + difference}})
+
+
+@pytest.mark.parametrize(
+    ("difference", "side"), [(-0.041, -1), (-0.039, 0), (0.039, 0), (0.041, 1)]
+)
+def test_one_seed_is_on_a_side_beyond_four_deviations_of_the_rung_below(difference, side):
+    *_, last = LADDER["sides"]({FIRST: rung(0.01), SECOND: one_seed(difference)})
+    assert (last.rung, last.row, last.side) == (SECOND, "Keel", side)
+
+
+@pytest.mark.parametrize(("deviation", "side"), [(0.01, -1), (0.03, 0)])
+def test_the_deviation_is_that_of_the_rung_directly_below(deviation, side):
+    rungs = {FIRST: rung(0.02), SECOND: rung(deviation), THIRD: one_seed(-0.06)}
+    *_, last = LADDER["sides"](rungs)
+    assert (last.rung, last.side) == (THIRD, side)
+
+
+def test_the_deviation_of_a_rule_that_scatters_is_that_of_its_differences_over_root_two():
+    """The difference of two runs has the variance of both."""
+    draws = np.random.default_rng(1).normal(0, 0.01, (12, 3))
+    values = {f"r{n}": dict(enumerate(row)) for n, row in enumerate(draws)}
+    values["pre-norm"] = dict.fromkeys(range(3), 0.0)
+    model = SeedModel({**values, "wild": {0: -2.0, 1: 0.0, 2: 2.0}})
+    assert model.scattered == ["wild"]
+    assert LADDER["_deviation"](model, "wild") == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("rho", "said"), [(0.8, "the order holds"), (0.79, "open: no rule changes sides")]
+)
+def test_the_order_holds_from_a_rank_correlation_of_eight_tenths(rho, said):
+    correlations = [(f"{FIRST} and {SECOND}", 1.0, 7), (f"{SECOND} and {THIRD}", rho, 7)]
+    assert LADDER["verdict"]([], correlations, []).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(-0.021, "the transferred rate is wrong"), (-0.019, "no better")]
+)
+def test_another_rate_is_better_beyond_two_deviations(change, said):
+    line = Line("Keel", SECOND, "", "valid_loss", {1: 4.0}, 1, {}, [], [], None, None, "")
+    half = dataclasses.replace(line, column=f"{SECOND}, half", values={1: 4.0 + change})
+    rungs, models = {SECOND: {"Keel": line}}, {SECOND: rung(0.01)}
+    (sentence,) = LADDER["wrong_rates"](rungs, models, [half])
+    assert sentence.endswith(said)

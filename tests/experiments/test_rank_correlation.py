@@ -5,9 +5,11 @@ import runpy
 import sys
 from types import MappingProxyType
 
+import numpy
 import pandas
 import pytest
 from conftest import ROOT
+from scipy import stats
 
 SCRIPT = ROOT / "experiments" / "rank_correlation.py"
 TEN = [*"qrstuvwxyz"]
@@ -88,3 +90,35 @@ def test_a_row_that_is_there_twice_is_refused(tmp_path, correlate, ten_rows):
     save_report(tmp_path / "twice.csv", [*TEN, "u"])
     status, said = correlate(ten_rows, tmp_path / "twice.csv")
     assert status and "twice.csv has several lines for the row 'u'" in said
+
+
+FIRST = numpy.arange(12.0)
+
+
+SECOND = FIRST[[1, 0, 4, 3, 2, 8, 6, 5, 7, 11, 10, 9]]
+
+
+@pytest.fixture(scope="module")
+def correlation():
+    """ρ, p and the interval's ends."""
+    script = runpy.run_path(str(ROOT / "experiments" / "rank_correlation.py"))
+    return script["rank_correlation"](FIRST, SECOND)
+
+
+def test_p_is_two_sided_by_students_t(correlation):
+    rho, p, _, _ = correlation
+    squares = ((FIRST - SECOND) ** 2).sum()
+    assert rho == pytest.approx(1 - 6 * squares / (12 * (12**2 - 1)))
+    t = rho * (10 / (1 - rho**2)) ** 0.5
+    assert p == pytest.approx(2 * stats.t.sf(t, 10))
+
+
+def test_the_interval_has_95_percent_of_the_resampled_rows(correlation):
+    """Rows are drawn with both of their ranks; other draws here than the script's, and fewer."""
+    _, _, low, high = correlation
+    values = []
+    for rows in numpy.random.default_rng(2).integers(12, size=(2000, 12)):
+        ranks = stats.rankdata(FIRST[rows]), stats.rankdata(SECOND[rows])
+        values.append(numpy.corrcoef(*ranks)[0, 1])
+    expected = numpy.quantile(values, [0.025, 0.975])
+    assert [low, high] == pytest.approx(expected.tolist(), abs=0.03)

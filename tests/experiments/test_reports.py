@@ -519,3 +519,61 @@ def test_precision_and_device_are_read_from_the_command(options, computed):
     assert text_tasks._how_computed(log + log) == computed
     resumed = text_tasks._how_computed(log + "/usr/bin/fairseq-train data --amp\n")
     assert resumed == f"{computed} / amp on CUDA"
+
+
+def score(table, out, scores):
+    """Write the records of finished translations: ``scores`` are label -> seed -> BLEU."""
+    for cell in table.cells:
+        run = cell.trials[0].run
+        for seed, value in scores[cell.row.label].items():
+            folder = run.folder_in(out, seed)
+            folder.mkdir(parents=True)
+            of_evaluation = {run.evaluation: {"values": {"sacreBLEU 13a": value}}}
+            record = {"metrics": {"values": {"valid_loss": 7.5}}, "scores": of_evaluation}
+            (folder / "run.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(("xskip", "rskip"), [(GOOD, BAD), (BAD, GOOD)], ids=["row", "baseline"])
+def test_of_translations_the_higher_score_is_bold(tmp_path, capfd, xskip, rskip):
+    path = write(tmp_path, TRANSLATION, test="seeds")
+    score(tables(path)[0], tmp_path / "out", {"xSkip": xskip, "rSkip": rskip})
+    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert re.findall("<strong>(.*?)</strong>", page) == ["14.13 ± 0.15"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "recursive"), [(BAD, GOOD), (GOOD, BAD)], ids=["row", "baseline"]
+)
+def test_of_images_the_lower_error_is_bold(tmp_path, capfd, plain, recursive):
+    path = write(tmp_path, IMAGES, seeds=[1, 2, 3])
+    finish(tables(path)[0], tmp_path / "out", {"plain": plain, "recursive": recursive})
+    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert re.findall("<strong>(.*?)</strong>", page) == ["10.03 ± 0.15"]
+
+
+def test_the_csv_has_the_sample_standard_deviation(tmp_path, capfd):
+    path = write(tmp_path, IMAGES, seeds=[1, 2, 3])
+    finish(tables(path)[0], tmp_path / "out", {"plain": BAD})
+    rows, _ = report(capfd, path, tmp_path / "out", "--no-figures")
+    expected = statistics.stdev(BAD.values())
+    assert float(rows["plain"]["standard_deviation"]) == pytest.approx(expected)
+
+
+def test_p_is_corrected_for_the_rows_of_the_column(tmp_path, capfd):
+    """Of two tests: the smaller p is doubled, the larger one is at least that (Holm 1979)."""
+    third = {"label": "third", "options": {"skip-kind": "rezero"}}
+    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], third], seeds=[1, 2, 3])
+    values = {"plain": BAD, "recursive": GOOD, "third": {1: 13.8, 3: 14.0}}
+    finish(tables(path)[0], tmp_path / "out", values)
+    rows, _ = report(capfd, path, tmp_path / "out", "--no-figures")
+    smaller, larger = (float(rows[row]["p"]) for row in ("recursive", "third"))
+    assert smaller < larger
+    assert float(rows["recursive"]["p_holm"]) == pytest.approx(2 * smaller)
+    assert float(rows["third"]["p_holm"]) == pytest.approx(max(2 * smaller, larger))
+
+
+def test_the_shared_seeds_are_those_of_both_rows(tmp_path, capfd):
+    path = write(tmp_path, IMAGES, seeds=[1, 2, 3])
+    finish(tables(path)[0], tmp_path / "out", {"plain": {1: 14.0, 3: 14.1}, "recursive": GOOD})
+    rows, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert rows["recursive"]["shared_seeds"] == "2" and "2 seeds, 1 test" in page

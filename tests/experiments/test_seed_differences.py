@@ -1,11 +1,13 @@
 """experiments/seed_differences.py: rates of several commands, each with further changes."""
 
+import re
 import runpy
 import sys
 
 import pytest
 from conftest import ROOT
 from experiment_runs import IMAGES, finish, tables, write
+from scipy import stats
 from vision_helpers import write_folder
 
 SCRIPT = ROOT / "experiments" / "seed_differences.py"
@@ -77,3 +79,56 @@ def test_the_runs_may_be_those_of_other_data(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             runpy.run_path(str(SCRIPT), run_name="__main__")
         assert said in "".join(capsys.readouterr())
+
+
+FUNCTIONS = runpy.run_path(str(ROOT / "experiments" / "seed_differences.py"))
+
+
+ROWS = {
+    "base": {1: 1.0, 2: 1.2, 3: 1.1},
+    "far": {1: 2.0, 2: 2.1, 3: 2.2},
+    "near": {1: 1.3, 2: 1.2, 3: 1.4},
+}
+
+
+def test_the_p_of_a_pair_alone_is_scipys_whatever_the_third_row_is():
+    table = FUNCTIONS["differences"]("", ROWS, ["base"]).set_index("row")
+    for row in ("far", "near"):
+        pair = stats.ttest_rel([*ROWS[row].values()], [*ROWS["base"].values()])
+        assert table["p_pair_alone"][row] == pytest.approx(pair.pvalue, rel=1e-9)
+        assert table["p"][row] != pytest.approx(pair.pvalue, rel=1e-2)
+
+
+def test_the_interval_of_two_rows_is_that_of_scipys_paired_t_test():
+    two = {row: ROWS[row] for row in ("base", "far")}
+    (line,) = FUNCTIONS["differences"]("", two, ["base"]).to_dict("records")
+    pair = stats.ttest_rel([*ROWS["far"].values()], [*ROWS["base"].values()])
+    low, high = pair.confidence_interval(0.95)
+    assert [line["difference"], line["low"], line["high"]] == pytest.approx([1.0, low, high])
+
+
+def test_the_tests_against_each_row_are_a_family_of_their_own():
+    table = FUNCTIONS["differences"]("", ROWS, ["base", "far"])
+    for baseline in ("base", "far"):
+        family = table[table["baseline"] == baseline]
+        assert len(family) == 2
+        smallest = family["p"].min()
+        assert family["p_holm"].min() == pytest.approx(2 * smallest)
+
+
+def test_the_difference_that_is_detected_has_four_of_five_chances():
+    """Two rows, three seeds: 2 degrees of freedom, whose t at 97.5 % is 4.302653."""
+    text = FUNCTIONS["describe"]("", {row: ROWS[row] for row in ("base", "far")})
+    deviation, least = map(float, re.findall(r"deviation ([\d.]+),.*detects ([\d.]+)", text)[0])
+    assert "2 degrees of freedom" in text
+    shift = least / (deviation * (2 / 3) ** 0.5)
+    assert stats.nct.sf(4.302653, 2, shift) == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_same_runs_under_two_labels_count_once(tmp_path, capsys):
+    same = {**IMAGES["rows"][1], "label": "same"}
+    (table,) = tables(write(tmp_path, IMAGES, rows=[*IMAGES["rows"], same]))
+    finish(table, tmp_path, {"plain": {1: 10.0, 2: 12.0}, "recursive": {1: 13.0, 2: 15.1}})
+    columns = FUNCTIONS["read_runs"](table, tmp_path)
+    assert [list(rows) for rows in columns.values()] == [["plain", "recursive"]]
+    assert "same: the same runs as another row, left out" in capsys.readouterr().out

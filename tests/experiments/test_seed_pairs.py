@@ -1,5 +1,6 @@
 """experiments/seed_pairs.py on the archived pairs of Multi30k."""
 
+import importlib.util
 import json
 import math
 import re
@@ -11,6 +12,7 @@ import pandas
 import pytest
 from conftest import ROOT, unpack
 
+from fairseq_rskip.analysis import figures
 from fairseq_rskip.tools.experiments.text_runs import read_runs
 
 SCRIPT = ROOT / "experiments" / "seed_pairs.py"
@@ -172,3 +174,29 @@ def test_a_single_validation_is_near_no_later_update(tmp_path):
 def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):
     assert run(monkeypatch, runs, "post-norm", "Keel") == 1
     assert "no finished run of 'Keel'; expected a row's label" in capsys.readouterr().err
+
+
+spec = importlib.util.spec_from_file_location("seed_pairs", ROOT / "experiments/seed_pairs.py")
+
+
+seed_pairs = importlib.util.module_from_spec(spec)
+
+
+spec.loader.exec_module(seed_pairs)
+
+
+def test_the_figure_shows_the_other_minus_the_baseline(tmp_path, monkeypatch):
+    """The baseline has the losses 1, 2, 3 at three updates, the other 3, 4, 5."""
+    for seed in (1, 2):
+        record_of(tmp_path, "a", 0.1, seed, 4.0, updates=[100, 200, 300])
+        record_of(tmp_path, "b", 0.1, seed, 4.5, updates=[100, 200, 300])
+        log = tmp_path / "b-0.1" / f"seed{seed}" / "checkpoints" / "train.log"
+        text = log.read_text()
+        for loss in (3, 2, 1):
+            text = text.replace(f'"valid_loss": "{loss}"', f'"valid_loss": "{loss + 2}"')
+        log.write_text(text)
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, stem: drawn.append(figure))
+    seed_pairs.draw(read_runs(tmp_path, [300]), "a", "b", tmp_path / "f")
+    *seeds, mean, _zero = drawn[0].axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in (*seeds, mean)] == [[2.0, 2.0, 2.0]] * 3

@@ -11,6 +11,7 @@ from conftest import ROOT
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import BUNDLED, bundled_names, locate
+from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate.weights import choose
 
@@ -99,3 +100,30 @@ def test_every_command_knows_the_name_or_says_what_it_takes(tmp_path, capsys):
             words += ["--output", str(tmp_path / "stem")]
         assert rskip(words) == 1
         assert "is an export: expected a checkpoint, or a folder" in capsys.readouterr().err
+
+
+class Translator:
+    """Returns its options for each line."""
+
+    def to(self, device):
+        return self
+
+    def translate(self, lines, **options):
+        return [str(options)] * len(lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {"beam": 4, "lenpen": 0.5}),
+        (["--beam", "5", "--lenpen", "1"], {"beam": 5, "lenpen": 1.0}),
+    ],
+    ids=["those of rskip evaluate", "others"],
+)
+def test_the_search_of_translate_has_the_options_of_its_command(
+    monkeypatch, capsys, words, options
+):
+    monkeypatch.setattr(translate, "load", lambda path, data: Translator())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\n")))
+    translate.main(["model", "--cpu", *words])
+    assert capsys.readouterr().out == f"{options}\n"

@@ -19,6 +19,7 @@ from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.prepare import subwords
 from fairseq_rskip.tools.prepare import text as steps
+from fairseq_rskip.tools.prepare.text import published
 
 WORDS = (
     'the cat\'s house, well-known "big" dogs & co. Straße größer Übung '
@@ -283,3 +284,22 @@ def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
 def test_neither_torch_nor_fairseq_is_imported():
     code = "import sys; from fairseq_rskip.tools.prepare import main; "
     run_checked([sys.executable, "-c", code + "assert not {'torch', 'fairseq'} & set(sys.modules)"])
+
+
+def test_sentencepiece_knows_a_character_that_occurs_once(tmp_path):
+    """Its own default leaves out one in two thousand of the text's characters."""
+    from sentencepiece import SentencePieceProcessor
+
+    text = tmp_path / "text"
+    text.write_text("the red house and the small dog\n" * 3000 + "№\n", encoding="utf-8")
+    subwords.learn_sentencepiece([text], tmp_path / "model", 40)
+    learned = SentencePieceProcessor(model_file=str(tmp_path / "model"))
+    assert learned.unk_id() not in learned.encode("№")
+    assert learned.unk_id() in learned.encode("™")  # which the text does not have
+
+
+def test_every_segment_of_a_line_of_sgml_is_a_sentence(tmp_path):
+    """A sentence that was left out would shift all that follow."""
+    path = tmp_path / "newstest-src.en.sgm"
+    path.write_text('<p><seg id="1">one</seg> <seg id="2">two</seg></p>\n<seg id="3">three</seg>\n')
+    assert list(published(path)) == ["one", "two", "three"]

@@ -6,6 +6,7 @@ They are made by the command that a user runs.
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from conftest import run_checked
@@ -14,7 +15,7 @@ from fairseq.data import Dictionary, data_utils
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.prepare import main
+from fairseq_rskip.tools.prepare import main, stages, subwords
 from fairseq_rskip.tools.prepare.stages import Stages, unknown_words
 from fairseq_rskip.tools.prepare.text import content_hash, documents, draw_documents
 
@@ -282,3 +283,94 @@ def test_a_kill_while_an_old_stage_is_removed_costs_nothing(tmp_path, monkeypatc
     make("three")
     assert (tmp_path / "raw" / "text").read_text() == "three"
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+SPLITS = ("train", "valid", "test")
+
+
+def plan_of(out, source, tgt="", **choices):
+    """A preparation of English text, or of pairs with ``tgt``, with sentencepiece."""
+    settings = {"tokenizer": "none", "bpe": "sentencepiece", "bpe_size": 50, "joined": True}
+    settings |= {"normalise_punctuation": False, "max_length": 250, "max_ratio": 1.5, "workers": 1}
+    return stages.Preparation("mine", out, source, "en", tgt, **{**settings, **choices})
+
+
+OWN_TEXT = stages.Documents(Path("text"), document_lines=0, held_out=0.05)
+
+
+PUBLISHED_TEXT = stages.Published([], {}, {}, document_lines=0, at_titles=False)
+
+
+OWN_PAIRS = stages.Pairs({})
+
+
+def test_blank_lines_do_not_count_for_the_number_of_subwords(tmp_path, capsys):
+    """4,999 lines are below the table's 5,000, however many blank ones end documents."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.en").write_text("a b c\n" * 4999 + "\n" * 1000)
+    assert stages.follow_corpus(plan_of(tmp_path, OWN_TEXT, bpe_size=None)) == 500
+    assert "mine: 500 subwords for 4,999 training lines; " in capsys.readouterr().out
+
+
+@pytest.fixture
+def learned(monkeypatch):
+    """The names of the files, and the options, from which subwords are learned; nothing is."""
+    calls = []
+
+    def learn(texts, model, size, **options):
+        calls.append(([text.name for text in texts], options))
+        model.touch()
+
+    monkeypatch.setitem(subwords.LEARNERS, "sentencepiece", learn)
+    monkeypatch.setattr(stages, "encode", lambda *arguments: None)
+    monkeypatch.setattr(stages.text, "filter_pairs", lambda *arguments: None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("source", "options"), [(OWN_TEXT, {}), (PUBLISHED_TEXT, {"longest_line": 4192})]
+)
+def test_lines_of_any_length_count_for_own_text_alone(tmp_path, learned, source, options):
+    stages.split_words(plan_of(tmp_path, source), tmp_path)
+    assert learned == [(["train.en"], options)]
+
+
+@pytest.mark.parametrize(
+    ("joined", "files"),
+    [(True, [["train.en", "train.de"]]), (False, [["train.en"], ["train.de"]])],
+    ids=["joined", "separate"],
+)
+def test_joined_subwords_are_learned_from_both_languages(tmp_path, learned, joined, files):
+    stages.split_words(plan_of(tmp_path, OWN_PAIRS, tgt="de", joined=joined), tmp_path)
+    assert [names for names, _ in learned] == files
+
+
+def test_a_share_of_unknown_words_is_warned_of_above_one_percent():
+    splits = {"valid": {"unknown_percent": {"en": 1.0}}, "test": {"unknown_percent": {"en": 1.1}}}
+    (warning,) = stages.unknown_words({"splits": splits})
+    assert warning.startswith("1.1 % of the tokens in test.en are unknown")
+
+
+def test_an_article_begins_at_its_title_and_not_at_a_section(tmp_path):
+    text = tmp_path / "wiki"
+    text.write_text(" \n = First = \n \n a b \n = = Section = = \n c \n = Second = \n d \n")
+    first, second = documents(text, at_titles=True)
+    assert first == [" = First = ", " a b ", " = = Section = = ", " c "]
+    assert second == [" = Second = ", " d "]
+
+
+def test_a_twentieth_of_a_text_is_held_out_by_default(tmp_path):
+    (tmp_path / "text").write_text("a\n")
+    kind, options = main.parse(["--text", str(tmp_path / "text"), str(tmp_path / "out")])
+    assert main.plan(kind, options).source.held_out == 0.05
+
+
+def test_training_pairs_have_250_subwords_at_most_and_a_ratio_of_one_and_a_half(tmp_path):
+    words = ["--src", "en", "--tgt", "de"]
+    for split in SPLITS:
+        for side in ("src", "tgt"):
+            file = tmp_path / f"{split}.{side}"
+            file.write_text(f"{split} {side}\n")
+            words += [f"--{split}-{side}", str(file)]
+    plan = main.plan(*main.parse([*words, str(tmp_path / "out")]))
+    assert (plan.max_length, plan.max_ratio, plan.joined) == (250, 1.5, True)
