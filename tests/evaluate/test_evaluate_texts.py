@@ -47,20 +47,21 @@ def direct(data, checkpoint, length, window):
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], {"data": str(data)}
     )
-    text = torch.cat([*data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)]).long()
-    before, bits, step = (
-        torch.cat([torch.tensor([task.dictionary.eos()]), text]),
-        [],
-        length - window,
-    )
+    model = models[0].eval()
+    lines = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)
+    text = torch.cat([*lines]).long()
+    inputs = torch.cat([torch.tensor([task.dictionary.eos()]), text])
+
+    bits = []
+    step = length - window
     for start in range(0, len(text), step):
         begin = max(0, start - window)
         end = min(start + step, len(text))
         with torch.no_grad():
-            scores = models[0].eval()(before[begin:end][None])[0].log_softmax(-1)[0]
-        bits += (
-            -scores.gather(1, text[begin:end, None])[start - begin :, 0] / math.log(2)
-        ).tolist()
+            log_probabilities = model(inputs[begin:end][None])[0].log_softmax(-1)[0]
+        of_text = log_probabilities.gather(1, text[begin:end, None])[:, 0]
+        scored = of_text[start - begin :]  # what is before is context
+        bits += (-scored / math.log(2)).tolist()
     return bits
 
 

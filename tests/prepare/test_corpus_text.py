@@ -217,25 +217,37 @@ def test_a_text_of_many_characters_has_more_subwords_than_characters(tmp_path):
     subwords.learn_sentencepiece([path], tmp_path / "model", size)
 
 
+KEPT = [(1, 1), (2, 3), (3, 2), (4, 6), (250, 250), (250, 167)]
+DROPPED = {
+    "an empty side": [(0, 0), (0, 3), (3, 0)],
+    "--max-length 250": [(251, 251), (200, 251), (251, 1)],
+    "--max-ratio 1.5": [(1, 2), (2, 1), (4, 7), (250, 166)],
+}
+
+
+def lengths(paths):
+    return [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, paths))]
+
+
 def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
-    pairs = [(a, b) for a in range(10) for b in range(10)]
-    pairs += [(250, 250), (251, 251), (250, 167), (250, 166), (251, 200)]
-    files = [
-        write(tmp_path / side, ["w " * pair[index] for pair in pairs])
-        for index, side in enumerate("ab")
-    ]
+    """Pairs by their numbers of subwords, source and target."""
+    pairs = KEPT + sum(DROPPED.values(), [])
+    files = []
+    for side, name in enumerate("ab"):
+        files.append(write(tmp_path / name, ["w " * pair[side] for pair in pairs]))
     out = [tmp_path / "a.out", tmp_path / "b.out"]
     steps.filter_pairs(files, out, 250, 1.5)
-    kept = [
-        (a, b)
-        for a, b in pairs
-        if 0 < max(a, b) <= 250 and min(a, b) and a / b <= 1.5 and b / a <= 1.5
-    ]
-    assert [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, out))] == kept
-    assert f"kept {len(kept)} of 105" in capsys.readouterr().out
-    few = [write(tmp_path / side, [line]) for side, line in (("c", "w"), ("d", "w w"))]
+    assert lengths(out) == KEPT
+    said = capsys.readouterr().out
+    assert "kept 6 of 16 training pairs" in said
+    for rule, dropped in DROPPED.items():
+        assert f"{len(dropped)} ({100 * len(dropped) / 16:.1f} %) by {rule}" in said
+
+
+def test_a_filter_that_leaves_no_pair_is_refused_and_writes_nothing(tmp_path):
+    files = [write(tmp_path / "a", ["w"]), write(tmp_path / "b", ["w w"])]
     with pytest.raises(UserError, match="none of the 1 training pairs"):
-        steps.filter_pairs(few, [tmp_path / "a.none", tmp_path / "b.none"], 250, 1)
+        steps.filter_pairs(files, [tmp_path / "a.none", tmp_path / "b.none"], 250, 1)
     assert not list(tmp_path.glob("*.none*"))
 
 
