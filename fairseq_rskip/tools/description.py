@@ -131,7 +131,9 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     for cutoff in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
         if arguments.get(cutoff, getattr(config, cutoff, None)):
             arguments[cutoff] = "4,6"  # of a corpus's words: here there are eight
-    logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
+    logger = logging.getLogger("fairseq_rskip")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     try:
         return models.build_model(
             Namespace(**arguments),
@@ -141,6 +143,8 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
         raise
     except (AssertionError, ValueError) as error:
         raise UserError(f"{arch} {' '.join(options)}: {error}") from None
+    finally:
+        logger.setLevel(level)
 
 
 def _resnet(depth: int, options: list[str]) -> nn.Module:

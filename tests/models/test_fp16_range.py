@@ -32,7 +32,7 @@ NARROW = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16}
     ],
 )
 def test_a_stream_that_grows_is_spoken_of_once(caplog, arch, options, level, growth, verdict):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="fairseq_rskip")
     build(f"transformer_{arch}", **NARROW, **options)
     (record,) = [each for each in caplog.records if "grows with depth" in each.getMessage()]
     assert record.levelname == level
@@ -50,7 +50,9 @@ def test_a_stream_that_grows_is_spoken_of_once(caplog, arch, options, level, gro
 )
 def test_a_stream_that_does_not_grow_is_not_spoken_of(caplog, arch, options):
     """A norm follows the sum (Keel's is behind 12 x + F), or λ is at most 1."""
-    caplog.set_level(logging.INFO)  # growth within fp16 is said at this level
+    caplog.set_level(
+        logging.INFO, logger="fairseq_rskip"
+    )  # growth within fp16 is said at this level
     build(f"transformer_{arch}_tiny", **options)
     assert not [line for line in caplog.messages if "grows with depth" in line]
 

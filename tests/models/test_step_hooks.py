@@ -54,7 +54,7 @@ def test_a_model_that_fairscale_has_wrapped_is_fully_sharded():
 
 
 def test_only_the_first_process_reports_lambda(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="fairseq_rskip")
     report = step_hooks.Report(None, build("transformer_askip_ln_tiny", **TINY))
     monkeypatch.setattr(step_hooks, "get_global_rank", lambda: 1)
     report.say()
