@@ -230,6 +230,7 @@ REFUSED = [
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),
     ("--adam-eps 0", "above 0"),
+    ("--lr 0.1,0.2", "--lr 0.1,0.2: expected one rate for --lr-scheduler inverse_sqrt"),
     ("--clip-norm=-1", "at least 0"),
     ("--update-freq 0", "at least 1"),
     ("--batch-size 0", "at least 1"),

@@ -11,6 +11,8 @@ from fairseq_rskip.tools.recipes import Recipe
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 # the length of a training: if the user gives one of them, both of the recipe's are dropped
 LENGTHS = {"max-update", "max-epoch"}
+# the schedules of fairseq that do not take a rate for each epoch
+WITH_ONE_RATE = {"inverse_sqrt", "cosine", "reduce_lr_on_plateau", "tri_stage", "triangular"}
 
 
 class Schedule:
@@ -36,6 +38,10 @@ class Schedule:
         self.is_own_warm_up = "warmup-updates" in user_options
         self.warm_up = user_options.get("warmup-updates", self._warm_up_of_recipe())
         scheduler = user_options.get("lr-scheduler", recipe.options["lr-scheduler"])
+        rates = user_options.get("lr", [])
+        if len(rates) > 1 and scheduler in WITH_ONE_RATE:
+            listed = ",".join(map(str, rates))
+            raise refused("lr", listed, f"one rate for --lr-scheduler {scheduler}")
         if self.warm_up < 1 and scheduler == "inverse_sqrt":  # fairseq divides by it
             raise refused(
                 "warmup-updates", self.warm_up, "1 or more for --lr-scheduler inverse_sqrt"
