@@ -172,9 +172,9 @@ def test_a_copy_computes_the_same(variant, way):
     skip = variant.build(33, seed=1)
     x, f = inputs_of()
     skip(x, f)  # moves running statistics off their start
-    twin = COPIES[way](variant, skip.eval())
-    assert type(twin) is KINDS[variant.kind]
-    assert torch.equal(twin.eval()(x, f), skip(x, f))
+    copied = COPIES[way](variant, skip.eval())
+    assert type(copied) is KINDS[variant.kind]
+    assert torch.equal(copied.eval()(x, f), skip(x, f))
 
 
 @each_variant

@@ -66,7 +66,7 @@ class Task(abc.ABC):
         return  # by default there is none
 
     def parent_of(self, run: Run) -> Path | None:
-        """The checkpoint that the training of ``run`` starts from; None where it starts anew."""
+        """The checkpoint that the training of ``run`` starts from; None without one."""
         name = run.options.get(self.parent)
         return Path(str(name)).expanduser() if name else None
 
