@@ -42,6 +42,13 @@ def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
     _sync_folder(path.parent)
 
 
+def why_no_file(path: Path) -> str:
+    """ "is a folder" or "does not exist"; "" for a file."""
+    if path.is_file():
+        return ""
+    return "is a folder" if path.is_dir() else "does not exist"
+
+
 def make_folder(folder: Path) -> None:
     """Make ``folder``, if it is not there. Raises ``UserError``."""
     try:

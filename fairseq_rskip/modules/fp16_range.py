@@ -71,8 +71,8 @@ class OverflowWatch:
 
     It looks when fp16's loss scale has fallen. The first block, in the order of computation, whose
     output is above half of fp16's largest value or not finite is named in one warning, with the
-    cure. While the scale does not fall, an update
-    costs nothing with ``--fp16``, and one wait for the device with ``--amp``, whose scale is there.
+    cure. While the scale does not fall, an update costs nothing with ``--fp16``, and one wait for
+    the device with ``--amp``, whose scale is there.
     """
 
     def __init__(self, train_step: Any, model: Any):

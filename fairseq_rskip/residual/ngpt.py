@@ -29,13 +29,12 @@ class NGPT(SkipConnection):
     a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector
     of the branch's matrices along the model's dimension has length 1: under fairseq this is done
     after each update; in your own loop call :meth:`to_unit_length` there, or a warning says that
-    the lengths have changed. The matrices are those
-    given to ``initialise``, so whatever replaces parameters (FSDP,
-    ``load_state_dict(assign=True)``) is not supported. The architectures have FixNorm: the output's
-    rows have length 1 in the product, where nGPT gives the embedding length 1 after each update,
-    and the logits a fixed factor sqrt(dim), there learned for each token from 1. nGPT's normalised
-    queries and keys, and its learned scales of these and of hidden units, are left out: they are
-    not part of a skip connection.
+    the lengths have changed. The matrices are those given to ``initialise``, so whatever replaces
+    parameters (FSDP, ``load_state_dict(assign=True)``) is not supported. The architectures have
+    FixNorm: the output's rows have length 1 in the product, where nGPT gives the embedding length 1
+    after each update, and the logits a fixed factor sqrt(dim), there learned for each token from 1.
+    nGPT's normalised queries and keys, and its learned scales of these and of hidden units, are
+    left out: they are not part of a skip connection.
     """
 
     norms = ("none",)

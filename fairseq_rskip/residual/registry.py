@@ -16,7 +16,7 @@ def register(kind: str, also: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
 
     ``also`` has the names that papers and other codes give the rule, such as ``"MUDDFormer"``: they
     are suggested, not accepted. Raises ``ValueError`` if another class has that name, or if it is
-    no name, and ``TypeError`` for what is no skip connection, or has an option without a type.
+    no name, and ``TypeError`` for what is no skip connection, or has a ``Choice`` without values.
     """
     if not kind.isidentifier():
         raise ValueError(f"kind={kind!r}: expected a name of letters, digits and _")
@@ -31,7 +31,7 @@ def register(kind: str, also: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
         if (other.__module__, other.__qualname__) != (rule.__module__, rule.__qualname__):
             owner = f"{other.__module__}.{other.__name__}"
             raise ValueError(f"kind={kind!r} of {rule.__name__}: the name is taken by {owner}")
-        options_of(rule)  # raises for one that is not declared well
+        options_of(rule)  # raises for a Choice without values
         rule.kind = kind  # type: ignore[attr-defined]
         KINDS[kind] = rule
         OTHER_NAMES.update(dict.fromkeys(also, kind))

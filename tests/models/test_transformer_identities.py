@@ -15,7 +15,7 @@ from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, random
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules.transformer import SkipTransformerEncoderLayer
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import KINDS, skips
 
 OPTIONS = [
     {},
@@ -72,6 +72,29 @@ def test_a_stock_checkpoint_loads_and_says_the_same(arch, ours, stocks, options,
     assert (attention[0] is None) == (attention[1] is None) == ("no_cross_attention" in options)
     assert attention[0] is None or torch.equal(*attention)
     assert hypotheses(model, sentences()) == hypotheses(stock, sentences())
+
+
+# what docs/training.md says of a checkpoint of stock fairseq; rskip and xskip have λ = 1
+TAKE_POST_NORM = {"xskip", "rskip", "askip", "deepnorm", "b2t"}
+TAKE_PRE_NORM = {"preln", "lnscale", "completep", "gpt2", "orthogonal", "mixln"}
+
+
+@pytest.mark.parametrize(("pre_norm", "taken"), [(False, TAKE_POST_NORM), (True, TAKE_PRE_NORM)])
+def test_exactly_the_rules_of_the_page_take_a_checkpoint_of_stock(pre_norm, taken):
+    """docs/training.md names them; the others refuse it by the names that they miss."""
+    sides = ("encoder", "decoder")
+    norms = {f"{side}_normalize_before": pre_norm for side in sides}
+    state = build("transformer_tiny", **TINY, **norms).state_dict()
+    takers = set()
+    for kind in KINDS:
+        one = {"skip_lambda": 1} if kind in ("xskip", "rskip") else {}
+        model = build("transformer_skip_tiny", **TINY, skip_kind=kind, **one)
+        try:
+            model.load_state_dict(dict(state), strict=True)
+        except RuntimeError:
+            continue
+        takers.add(kind)
+    assert takers == taken
 
 
 def test_an_encoder_layer_equals_stocks_under_a_mask_and_returns_fc(stock_operators):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.files import why_no_file
 from fairseq_rskip.tools.corpus import NAMES
 
 from .records import Cell, Experiment, Run
@@ -77,10 +78,12 @@ class Task(abc.ABC):
     def missing_parent(self, run: Run) -> str:
         """What is wrong with that checkpoint; "" of a training that has one of its own already."""
         parent = self.parent_of(run)
-        if parent is None or parent.is_file() or self.has_begun(run):
+        if parent is None or self.has_begun(run):
             return ""
-        what = "is a folder" if parent.is_dir() else "does not exist"
-        return f"{self.parent}: {parent} {what}; expected a checkpoint, a file"
+        problem = why_no_file(parent)
+        if not problem:
+            return ""
+        return f"{self.parent}: {parent} {problem}; expected a checkpoint, a file"
 
     @abc.abstractmethod
     def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:

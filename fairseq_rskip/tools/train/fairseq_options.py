@@ -21,6 +21,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 
 # the import registers the architectures
+from fairseq_rskip.files import why_no_file
 from fairseq_rskip.models import unknown_architecture_message, with_nearest_kind
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
@@ -222,13 +223,13 @@ def check_checkpoint(option: str, name: str, save: Path) -> None:
     fairseq would train from the first update, without a word on the screen.
     """
     path = Path(name)
-    if path.is_file() or "://" in name:
+    problem = why_no_file(path)
+    if not problem or "://" in name:
         return
-    what = "is a folder" if path.is_dir() else "does not exist"
     for other in (path / BEST, path / LAST, save / name):
         if other.is_file():
-            raise UserError(f"--{option} {name} {what}; did you mean {other}?")
-    raise UserError(f"--{option} {name} {what}; expected a checkpoint, a file")
+            raise UserError(f"--{option} {name} {problem}; did you mean {other}?")
+    raise UserError(f"--{option} {name} {problem}; expected a checkpoint, a file")
 
 
 def check_task(arch: str, corpus: Corpus) -> None:
