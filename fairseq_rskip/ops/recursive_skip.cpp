@@ -31,9 +31,31 @@ using Optional = std::optional<Tensor>;
 // Elements of one piece of work: less is not worth waking a thread for. The parameters' gradients are summed piece by piece,
 // in this order, and pieces depend on the shape alone: so the sums do not depend on threads.
 constexpr int64_t kPiece = 32768, kMostPieces = 64;
+constexpr int64_t kMostLanes = 16;  // of any instruction set: pieces are whole groups of rows
 constexpr int64_t kWide = 512;  // features from which one row at a time leaves more of the first-level cache
 
-float* data(const Tensor& t) { return t.defined() ? t.data_ptr<float>() : nullptr; }
+// The operators' common arguments; operator.py has the schema.
+struct Arguments {
+  const Tensor &x, &f;
+  TensorList gains, biases;
+  const Optional &weights, &direction;
+  double skip, branch, eps;
+  bool rms;
+
+  int64_t steps() const { return gains.size(); }
+  int64_t dim() const { return x.dim() ? x.size(-1) : 0; }
+};
+
+// The rows of a tensor in fp32; none of a tensor that is not there.
+struct Rows {
+  float* first;
+  int64_t dim;
+
+  Rows(const Tensor& t, int64_t dim_) : first(t.defined() ? t.data_ptr<float>() : nullptr), dim(dim_) {}
+  Vec* operator[](int64_t index) const { return reinterpret_cast<Vec*>(first + index * dim); }
+};
+
+Tensor in_fp32(const Tensor& t) { return t.to(at::kFloat).contiguous(); }
 
 // The moments that torch's layer norm has for a row: an infinite or undefined variance gives the same values as torch.
 Moments moments_by_torch(const float* row, int64_t dim, float eps) {
@@ -43,44 +65,48 @@ Moments moments_by_torch(const float* row, int64_t dim, float eps) {
   return {scale.item<float>(), mean.item<float>()};
 }
 
-// Validated arguments, converted to fp32.
+// Refuses, with c10::Error, shapes for which the kernels would read memory that is not theirs.
+void check(const Arguments& a) {
+  const int64_t dim = a.dim(), steps = a.steps(), biases = a.biases.size();
+  TORCH_CHECK(a.x.sizes() == a.f.sizes(), "skip_norm: x and f have shapes ", a.x.sizes(), " and ", a.f.sizes());
+  TORCH_CHECK(dim > 0 && dim % 16 == 0, "skip_norm: rows of ", dim, " features: expected a multiple of 16");
+  TORCH_CHECK(steps > 0, "skip_norm: expected a gain for each step, got none");
+  TORCH_CHECK(biases == 0 || biases == steps, "skip_norm: ", biases, " biases for ", steps, " gains");
+
+  const auto check_parameter = [dim](const Tensor& t) {
+    TORCH_CHECK(t.dim() == 1 && t.size(0) == dim, "skip_norm: a parameter of ", t.sizes(), " for rows of ", dim);
+  };
+  for (const Tensor& gain : a.gains) check_parameter(gain);
+  for (const Tensor& bias : a.biases) check_parameter(bias);
+  if (a.direction) check_parameter(*a.direction);
+
+  const int64_t expected = a.direction ? steps - 1 : steps;
+  const bool fits = a.weights ? a.weights->dim() == 1 && a.weights->size(0) == expected : !a.direction;
+  TORCH_CHECK(fits, "skip_mix: for ", steps, " steps expected ", expected, " weights");
+}
+
+// Validated arguments, converted to fp32, and their division into pieces.
 struct Call : Problem {
   Tensor x, f, weights, direction;
-  Tensors parameters;
-  int64_t count, rows, pieces;  // rows in all, and of a piece
+  Tensors parameters;  // what `gains` and `biases` point to
+  int64_t count, rows, pieces;  // rows in all, rows of a piece, pieces
 
-  Call(
-      const Tensor& x_, const Tensor& f_, TensorList gains_, TensorList biases_, const Optional& weights_,
-      const Optional& direction_, double skip, double branch, double eps, bool rms)
-      : Problem{x_.dim() ? x_.size(-1) : 0, int64_t(gains_.size()), float(skip), float(branch), float(eps), rms, {}, {}, moments_by_torch} {
-    TORCH_CHECK(x_.sizes() == f_.sizes(), "skip_norm: x and f have shapes ", x_.sizes(), " and ", f_.sizes());
-    TORCH_CHECK(dim > 0 && dim % 16 == 0, "skip_norm: rows of ", dim, " features: expected a multiple of 16");
-    TORCH_CHECK(steps > 0, "skip_norm: expected a gain for each step, got none");
-    const int64_t biased = biases_.size(), p = steps - direction_.has_value();
-    TORCH_CHECK(biased == 0 || biased == steps, "skip_norm: ", biased, " biases for ", steps, " gains");
-    for (TensorList list : {gains_, biases_, direction_ ? TensorList(*direction_) : TensorList()})
-      for (const Tensor& t : list)
-        TORCH_CHECK(t.dim() == 1 && t.size(0) == dim, "skip_norm: a parameter of ", t.sizes(), " for rows of ", dim);
-    TORCH_CHECK(
-        weights_ ? weights_->dim() == 1 && weights_->size(0) == p : !direction_,
-        "skip_mix: for ", steps, " steps expected ", p, " weights");
-    count = x_.numel() / dim;
-    const int64_t most = std::clamp<int64_t>(count * dim / kPiece, 1, kMostPieces);
-    rows = std::max<int64_t>(1, (count + 16 * most - 1) / (16 * most)) * 16;  // of whole groups
-    pieces = (count + rows - 1) / rows;
-    x = ready(x_);
-    f = ready(f_);
-    for (const Tensor& t : gains_) gains.push_back(kept(ready(t)));
-    for (const Tensor& t : biases_) biases.push_back(kept(ready(t)));
-    if (biases.empty()) biases.assign(steps, kept(at::zeros({dim}, x.options())));
-    if (weights_) weights = ready(*weights_);
-    if (direction_) direction = ready(*direction_);
+  explicit Call(const Arguments& a) : Problem(problem(a)), x(in_fp32(a.x)), f(in_fp32(a.f)) {
+    for (const Tensor& gain : a.gains) gains.push_back(keep(in_fp32(gain)));
+    for (const Tensor& bias : a.biases) biases.push_back(keep(in_fp32(bias)));
+    if (biases.empty()) biases.assign(steps, keep(at::zeros({dim}, x.options())));
+    if (a.weights) weights = in_fp32(*a.weights);
+    if (a.direction) direction = in_fp32(*a.direction);
+
+    count = x.numel() / dim;
+    const int64_t most_pieces = std::clamp<int64_t>(x.numel() / kPiece, 1, kMostPieces);
+    const int64_t groups = divide_up(count, kMostLanes);
+    rows = std::max<int64_t>(1, divide_up(groups, most_pieces)) * kMostLanes;
+    pieces = divide_up(count, rows);
   }
 
-  Tensor ready(const Tensor& t) const { return t.to(at::kFloat).contiguous(); }
   Tensor empty(at::IntArrayRef sizes) const { return at::empty(sizes, x.options()); }
-  Vec* row(float* of, int64_t index = 0) const { return reinterpret_cast<Vec*>(of + index * dim); }
-  const Vec* kept(const Tensor& t) { return row(data(parameters.emplace_back(t))); }
+  Rows rows_of(const Tensor& t) const { return Rows(t, dim); }
 
   // Calls work(group, its first row, piece) for groups of all rows: as many as still leave x, F and all that is kept of them in
   // the first-level cache. Short rows, of image maps, have their number of vectors compiled in.
@@ -95,6 +121,15 @@ struct Call : Problem {
   }
 
  private:
+  static Problem problem(const Arguments& a) {
+    check(a);
+    return {a.dim(), a.steps(), float(a.skip), float(a.branch), float(a.eps), a.rms, {}, {}, moments_by_torch};
+  }
+
+  static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+  const Vec* keep(const Tensor& parameter) { return rows_of(parameters.emplace_back(parameter))[0]; }
+
   template <int NV, int R, class F>
   void run(F work) const {
     at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
@@ -115,21 +150,25 @@ struct Call : Problem {
 std::tuple<Tensor, Tensor> recursive_skip(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Optional& weights,
     const Optional& direction, double skip, double branch, double eps, bool rms) {
-  const Call call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
-  const int64_t numbers = direction ? call.steps : weights ? 0 : 2 * call.steps;
+  const Call call({x, f, gains, biases, weights, direction, skip, branch, eps, rms});
+  const int64_t numbers = direction ? call.steps : weights ? 0 : 2 * call.steps;  // saved of each row
   std::vector<int64_t> shape = x.sizes().vec();
   shape.pop_back();
   shape.insert(shape.begin(), numbers);
   const Tensor y = call.empty(x.sizes()), saved = call.empty(shape);
-  float *const xs = data(call.x), *const fs = data(call.f), *const ys = data(y), *const to = data(saved);
-  const float* const given = data(call.weights);
-  const Vec* const along = call.row(data(call.direction));
+
+  const Rows x_rows = call.rows_of(call.x), f_rows = call.rows_of(call.f), y_rows = call.rows_of(y);
+  const float* const given_weights = call.rows_of(call.weights).first;
+  const Vec* const direction_row = call.rows_of(call.direction)[0];
+  float* const saved_numbers = call.rows_of(saved).first;
   call.run([&](auto& group, int64_t row, int64_t) {
-    Vec *const a = call.row(xs, row), *const b = call.row(fs, row), *const out = call.row(ys, row);
-    if (weights && !direction) group.fill(group.weights, given);
-    if (weights) group.mix(a, b, along, given, out);
-    else group.forward(a, b, out);
-    group.save(weights ? group.weights : group.moments, to + row, numbers, call.count);
+    if (!weights) {
+      group.forward(x_rows[row], f_rows[row], y_rows[row]);
+      return group.save(group.moments, saved_numbers + row, numbers, call.count);
+    }
+    if (!direction) group.fill(group.weights, given_weights);
+    group.mix(x_rows[row], f_rows[row], direction_row, given_weights, y_rows[row]);
+    group.save(group.weights, saved_numbers + row, numbers, call.count);
   });
   return {y.to(x.scalar_type()), saved};
 }
@@ -139,45 +178,54 @@ Tensors recursive_skip_backward(
     const Tensor& gradient, const Optional& d_saved, const Tensor& x, const Tensor& f, TensorList gains,
     TensorList biases, const Optional& weights, const Optional& direction, const Tensor& saved, double skip,
     double branch, double eps, bool rms) {
-  const Call call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
-  const int64_t dim = call.dim, steps = call.steps, count = call.count, vectors = 2 * steps + 1;
-  const Tensor g = call.ready(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
-  const Tensor sums = at::zeros({std::max<int64_t>(1, call.pieces), vectors, dim}, call.x.options());
-  const Tensor to_p = d_saved ? call.ready(*d_saved).clone() : at::zeros({weights ? steps : 0, count}, call.x.options());
-  float *const xs = data(call.x), *const fs = data(call.f), *const gs = data(g), *const dxs = data(d_x);
-  float *const dfs = data(d_f), *const first = data(sums), *const from = data(saved), *const slopes = data(to_p);
-  const float* const given = data(call.weights);
-  const Vec* const along = call.row(data(call.direction));
+  const Call call({x, f, gains, biases, weights, direction, skip, branch, eps, rms});
+  const int64_t dim = call.dim, steps = call.steps, count = call.count;
+  const Tensor g = in_fp32(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
+  const auto zeros = [&](at::IntArrayRef sizes) { return at::zeros(sizes, call.x.options()); };
+  const Tensor d_weights = d_saved ? in_fp32(*d_saved).clone() : zeros({weights ? steps : 0, count});
+  // of each piece the gradients of every step's gain and bias, and of the direction
+  const int64_t vectors = 2 * steps + 1;
+  const Tensor sums = zeros({std::max<int64_t>(1, call.pieces), vectors, dim});
+
+  const Rows x_rows = call.rows_of(call.x), f_rows = call.rows_of(call.f), g_rows = call.rows_of(g);
+  const Rows d_x_rows = call.rows_of(d_x), d_f_rows = call.rows_of(d_f), sum_rows = call.rows_of(sums);
+  const float* const given_weights = call.rows_of(call.weights).first;
+  const Vec* const direction_row = call.rows_of(call.direction)[0];
+  const float* const saved_numbers = call.rows_of(saved).first;
+  float* const slopes = call.rows_of(d_weights).first;
   call.run([&](auto& group, int64_t row, int64_t piece) {
-    Vec *const a = call.row(xs, row), *const b = call.row(fs, row), *const c = call.row(gs, row);
-    Vec *const d_a = call.row(dxs, row), *const d_b = call.row(dfs, row), *const d = call.row(first, piece * vectors);
+    Vec *const d_params = sum_rows[piece * vectors], *const d_direction = sum_rows[(piece + 1) * vectors - 1];
     if (!weights) {
-      group.load(group.moments, from + row, 2 * steps, count);
-      return group.backward(a, b, c, d_a, d_b, d);
+      group.load(group.moments, saved_numbers + row, 2 * steps, count);
+      return group.backward(x_rows[row], f_rows[row], g_rows[row], d_x_rows[row], d_f_rows[row], d_params);
     }
-    if (direction) group.load(group.weights, from + row, steps, count);
-    else group.fill(group.weights, given);
+    if (direction) group.load(group.weights, saved_numbers + row, steps, count);
+    else group.fill(group.weights, given_weights);
     group.load(group.slopes, slopes + row, steps, count);
-    group.mix_backward(a, b, c, along, d_a, d_b, d, call.row(first, (piece + 1) * vectors - 1));
+    group.mix_backward(
+        x_rows[row], f_rows[row], g_rows[row], direction_row, d_x_rows[row], d_f_rows[row], d_params, d_direction);
     group.save(group.slopes, slopes + row, steps, count);
   });
-  const int64_t width = vectors * dim;  // the pieces' sums, added up in their order
-  for (int64_t i = width; i < sums.numel(); i += width)
-    for (int64_t j = 0; j < width; ++j) first[j] += first[i + j];
-  Tensors results{d_x.to(x.scalar_type()), d_f.to(f.scalar_type())};
+
+  float* const total = sum_rows.first;  // the first piece's, to which the others' are added in their order
+  const int64_t width = vectors * dim;
+  for (int64_t piece = 1; piece < call.pieces; ++piece)
+    for (int64_t j = 0; j < width; ++j) total[j] += total[piece * width + j];
+
+  Tensors gradients{d_x.to(x.scalar_type()), d_f.to(f.scalar_type())};
   const auto push = [&](int64_t vector, const Tensor& like) {
     const Tensor one = call.empty({dim});
-    memcpy(one.data_ptr(), first + vector * dim, dim * sizeof(float));
-    results.push_back(one.to(like.scalar_type()));
+    memcpy(one.data_ptr(), total + vector * dim, dim * sizeof(float));
+    gradients.push_back(one.to(like.scalar_type()));
   };
   for (int64_t k = 0; k < steps; ++k) push(2 * k, gains[k]);
   for (size_t k = 0; k < biases.size(); ++k) push(2 * k + 1, biases[k]);
   if (weights) {
-    const Tensor sum = to_p.reshape({steps, count}).sum(1).narrow(0, 0, weights->size(0));
-    results.push_back(sum.to(weights->scalar_type(), false, true));
+    const Tensor sum = d_weights.reshape({steps, count}).sum(1).narrow(0, 0, weights->size(0));
+    gradients.push_back(sum.to(weights->scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   }
   if (direction) push(2 * steps, *direction);
-  return results;
+  return gradients;
 }
 
 template <class Signature>
@@ -197,31 +245,40 @@ struct RecursiveSkip : torch::autograd::Function<RecursiveSkip> {
     static const auto op = handle<decltype(recursive_skip)>("fairseq_rskip::recursive_skip");
     const auto [y, saved] = op.call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
     Variables needed{x, f};
-    for (TensorList list : {gains, biases}) needed.insert(needed.end(), list.begin(), list.end());
-    for (const Optional& t : {weights, direction}) needed.push_back(t.value_or(Tensor()));
+    needed.insert(needed.end(), gains.begin(), gains.end());
+    needed.insert(needed.end(), biases.begin(), biases.end());
+    needed.push_back(weights.value_or(Tensor()));
+    needed.push_back(direction.value_or(Tensor()));
     needed.push_back(saved);
     context->save_for_backward(std::move(needed));
-    context->saved_data["options"] = c10::List<double>({skip, branch, eps, double(rms), double(gains.size())});
+    context->saved_data["options"] =
+        c10::List<double>({skip, branch, eps, double(rms), double(gains.size()), double(biases.size())});
     context->set_materialize_grads(false);
     if (!direction) context->mark_non_differentiable({saved});
     return {y, saved};
   }
 
   static Variables backward(Context* context, const Variables& gradients) {
+    const auto options = context->saved_data["options"].toDoubleVector();
+    const double skip = options[0], branch = options[1], eps = options[2];
+    const bool rms = options[3] != 0;
+    const size_t n_gains = options[4], n_biases = options[5];
+
     const Variables needed = context->get_saved_variables();
-    const auto o = context->saved_data["options"].toDoubleVector();
-    const size_t steps = o[4], last = needed.size() - 1;
-    const TensorList all(needed), gains = all.slice(2, steps), biases = all.slice(2 + steps, last - 4 - steps);
+    const TensorList all(needed), gains = all.slice(2, n_gains), biases = all.slice(2 + n_gains, n_biases);
+    const TensorList rest = all.slice(2 + n_gains + n_biases);
     const auto optional = [](const Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; };
-    const Tensor g = gradients[0].defined() ? gradients[0] : at::zeros_like(all[0]);
+    const Optional weights = optional(rest[0]), direction = optional(rest[1]);
+    const Tensor &x = all[0], &f = all[1], &saved = rest[2];
+
+    const Tensor g = gradients[0].defined() ? gradients[0] : at::zeros_like(x);
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
     if (!at::GradMode::is_enabled()) below.emplace();  // otherwise operator.py's, which refuses
     static const auto op = handle<decltype(recursive_skip_backward)>("fairseq_rskip::recursive_skip_backward");
-    Variables found = op.call(
-        g, optional(gradients[1]), all[0], all[1], gains, biases, optional(all[last - 2]), optional(all[last - 1]),
-        all[last], o[0], o[1], o[2], o[3] != 0);
-    found.resize(last + 4);
-    return found;
+    Variables of_inputs = op.call(
+        g, optional(gradients[1]), x, f, gains, biases, weights, direction, saved, skip, branch, eps, rms);
+    of_inputs.resize(2 + n_gains + n_biases + 6);  // none of weights and direction not given, nor of the four options
+    return of_inputs;
   }
 };
 
@@ -229,8 +286,8 @@ std::tuple<Tensor, Tensor> recursive_skip_autograd(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Optional& weights,
     const Optional& direction, double skip, double branch, double eps, bool rms) {
   if (torch::autograd::compute_requires_grad(x, f, gains, biases, weights, direction)) {
-    const auto found = RecursiveSkip::apply(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
-    return {found[0], found[1]};
+    const auto results = RecursiveSkip::apply(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
+    return {results[0], results[1]};
   }
   at::AutoDispatchBelowADInplaceOrView below;  // generation: without the cost of a node
   static const auto op = handle<decltype(recursive_skip)>("fairseq_rskip::recursive_skip");

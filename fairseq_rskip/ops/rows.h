@@ -85,13 +85,15 @@ struct Group {
       prefetch(g + i);
       return g[i];
     };
+    const int64_t last = p.steps - 1;
     if (p.steps == 2) {
-      gather(1, d_params, upstream, both(x, f));
+      sum_gradients(last, d_params, upstream, computed_n(x, f));
     } else {
       normalise(x, f);
-      gather(p.steps - 1, d_params, upstream, stored(p.steps - 1));
+      sum_gradients(last, d_params, upstream, stored_n(last));
     }
-    descend(g, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_x, d_f, d_params);
+    const auto no_mixture = [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; };
+    backward_steps(g, no_mixture, d_x, d_x, d_f, d_params);
   }
 
   // Fills y with sum_k p_k y_k. `weights` holds the p of each step: set before, or here where rows halt by themselves:
@@ -123,24 +125,28 @@ struct Group {
     measure(x, f, memory + p.steps * size);
     normalise(x, f);
     const int64_t last = p.steps - 1;
-    for (int64_t k = 0; k <= last; ++k)
+    for (int64_t k = 0; k <= last; ++k) {
       slopes[k] += sum([=, step = at(k)](int64_t i, int64_t v, int) { return g[i] * step.y(v, i); });
-    if (direction) halt_slopes();
-    for (int64_t k = 0; direction && k < last; ++k)
-      each([=, step = at(k), slope = number(slopes + k)](int64_t i, int64_t v, int r) {
-        d_direction[v] += slope[r] * step.y(v, i);
-      });
+    }
+    if (direction) {
+      halt_slopes();
+      for (int64_t k = 0; k < last; ++k) {
+        each([=, step = at(k), slope = number(slopes + k)](int64_t i, int64_t v, int r) {
+          d_direction[v] += slope[r] * step.y(v, i);
+        });
+      }
+    }
     const auto upstream = [=, weight = number(weights + last)](int64_t i, int64_t, int r) {
       return d_f[i] = weight[r] * g[i];
     };
-    const auto more = [=](int64_t k) {
+    const auto from_mixture = [=](int64_t k) {
       return [=, weight = number(weights + k), slope = number(slopes + k)](Vec d, int64_t i, int64_t v, int r) {
         d += weight[r] * g[i];
         return direction ? d + slope[r] * direction[v] : d;
       };
     };
-    gather(last, d_params, upstream, stored(last));
-    descend(d_f, more, d_f, d_x, d_f, d_params);
+    sum_gradients(last, d_params, upstream, stored_n(last));
+    backward_steps(d_f, from_mixture, d_f, d_x, d_f, d_params);
   }
 
   // `count` numbers of each of these rows, from or to columns of a matrix whose rows are `stride` apart.
@@ -205,7 +211,7 @@ struct Group {
       return z[i] = skip * x[i] + branch * f[i];
     });
     for (int64_t k = 0;; ++k) {
-      scale(k, sums, z, k > 0 ? f : x);
+      take_moments(k, sums, z, k > 0 ? f : x);
       if (k + 1 == p.steps) return;
       sums = sum([=, step = at(k)](int64_t i, int64_t v, int r) {
         const Vec y = step.y(step.normed(z[i], r), v);
@@ -214,8 +220,8 @@ struct Group {
     }
   }
 
-  // step k's moments from the sums of z; in two passes, since E[z^2] - mean^2 loses digits
-  void scale(int64_t k, Vec sums, const Vec* z, const Vec* next) {
+  // Step k's moments from the sums of z: the mean first, since E[z^2] - mean^2 loses digits. Fetches `next` meanwhile.
+  void take_moments(int64_t k, Vec sums, const Vec* z, const Vec* next) {
     moments[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
     const Numbers means = number(moments + 2 * k + 1);
     const Vec squares = sum([=](int64_t i, int64_t, int r) {
@@ -230,17 +236,17 @@ struct Group {
     correct_overflow(k, z);
   }
 
-  // Asks for step k's moments of rows z whose variance overflowed, so that their scale is 0: infinite values must not look
-  // finite.
+  // Asks torch for step k's moments of those rows z whose variance overflowed, and whose scale is 0 therefore: infinite
+  // values must not look finite.
   RSKIP_APART void correct_overflow(int64_t k, const Vec* z) {
     if (p.rms) return;
     float* const scales = reinterpret_cast<float*>(moments + 2 * k);
     float* const means = reinterpret_cast<float*>(moments + 2 * k + 1);
     for (int r = 0; r < R; ++r) {
       if (__builtin_expect(scales[r] != 0.0f, true)) continue;
-      const Moments found = p.overflowed(reinterpret_cast<const float*>(z + r * nv), p.dim, p.eps);
-      scales[r] = found.scale;
-      means[r] = found.mean;
+      const Moments moments_of_row = p.overflowed(reinterpret_cast<const float*>(z + r * nv), p.dim, p.eps);
+      scales[r] = moments_of_row.scale;
+      means[r] = moments_of_row.mean;
     }
   }
 
@@ -268,56 +274,65 @@ struct Group {
     float *const weight = reinterpret_cast<float*>(weights), *const slope = reinterpret_cast<float*>(slopes);
     for (int r = 0; r < R; ++r) {
       float later = 0, rest = 0;
-      for (int64_t at = (p.steps - 1) * kLanes + r; at >= 0; at -= kLanes) {
-        const float w = weight[at], d = slope[at], whole = rest + w;
-        slope[at] = whole == 0 ? 0 : w * (rest * d - later) / whole;
+      for (int64_t k = p.steps - 1; k >= 0; --k) {
+        const int64_t index = k * kLanes + r;
+        const float w = weight[index], d = slope[index];
+        const float remaining = rest + w;  // prod_{j<k} (1 - h_j)
+        slope[index] = remaining == 0 ? 0 : w * (rest * d - later) / remaining;
         later += w * d;
-        rest = whole;
+        rest = remaining;
       }
     }
   }
 
-  // From g, the gradient of the last y_k, already gathered, back through all steps; `more(k)` adds to what reaches y_k from
-  // behind what reaches it otherwise. d_x holds the sum of the gradients of the z_k, and d_f the gradient of y_k on its way:
-  // `first` holds that of the last but one; it is d_x where `more` adds nothing.
-  template <class More>
-  RSKIP_INLINE void descend(const Vec* g, More more, Vec* first, Vec* d_x, Vec* d_f, Vec* d_params) {
+  // From g, the gradient of the last y_k, after sum_gradients of the last step, back through all steps. y_k reaches the
+  // result through z_{k+1}, and in a mixture also by itself: `from_mixture(k)` adds that. d_x collects the gradients of the
+  // z_k. d_f holds the gradient of each y_k in its turn, but for that of the last y_k but one, which is in `below_last`:
+  // without a mixture it is that of the last z_k, which d_x holds then.
+  template <class FromMixture>
+  RSKIP_INLINE void backward_steps(
+      const Vec* g, FromMixture from_mixture, Vec* below_last, Vec* d_x, Vec* d_f, Vec* d_params) {
     const int64_t last = p.steps - 1;
-    for (int64_t k = last; k > 0; --k) {
-      const auto derivative = this->derivative(k, g);
-      const auto whole = more(k - 1);
-      if (k == last) {
-        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
-          const Vec d = d_x[i] = derivative(i, v, r);
-          return first == d_x ? d : first[i] = whole(d, i, v, r);
-        }, stored(k - 1));
-      } else {
-        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
-          const Vec d = derivative(i, v, r);
-          d_x[i] += d;
-          return d_f[i] = whole(d, i, v, r);
-        }, stored(k - 1));
-      }
-      g = k == last ? first : d_f;
+    if (last > 0) {
+      const auto d_z = derivative(last, g);
+      const auto whole = from_mixture(last - 1);
+      const auto upstream = [=](int64_t i, int64_t v, int r) {
+        const Vec d = d_x[i] = d_z(i, v, r);
+        return below_last == d_x ? d : below_last[i] = whole(d, i, v, r);
+      };
+      sum_gradients(last - 1, d_params, upstream, stored_n(last - 1));
+      g = below_last;
     }
-    const auto derivative = this->derivative(0, g);
+    for (int64_t k = last - 1; k > 0; --k) {
+      const auto d_z = derivative(k, g);
+      const auto whole = from_mixture(k - 1);
+      const auto upstream = [=](int64_t i, int64_t v, int r) {
+        const Vec d = d_z(i, v, r);
+        d_x[i] += d;
+        return d_f[i] = whole(d, i, v, r);
+      };
+      sum_gradients(k - 1, d_params, upstream, stored_n(k - 1));
+      g = d_f;
+    }
+    const auto d_z = derivative(0, g);
     const float skip = p.skip, branch = p.branch;
     const bool alone = last == 0;
     each([=](int64_t i, int64_t v, int r) {
       prefetch(d_x + i);
       prefetch(d_f + i);
-      const Vec d = derivative(i, v, r);
+      const Vec d = d_z(i, v, r);
       d_x[i] = skip * (alone ? d : d_x[i] + d);
       d_f[i] = branch * d;
     });
   }
 
-  // A function for step k's n, which reads it from memory; that of `both` computes and stores the n of two steps.
-  auto stored(int64_t k) const {
+  // A function that gives step k's n, which `normalise` has left in memory.
+  auto stored_n(int64_t k) const {
     return [n = memory + k * size](int64_t i, int64_t, int) { return n[i]; };
   }
 
-  auto both(const Vec* x, const Vec* f) const {
+  // A function that gives the second of two steps' n, and computes and stores both on the way.
+  auto computed_n(const Vec* x, const Vec* f) const {
     return [=, skip = p.skip, branch = p.branch, one = at(0), two = at(1), n = memory, ahead = size](
                int64_t i, int64_t v, int r) RSKIP_INLINE {
       prefetch(x + i);
@@ -329,21 +344,24 @@ struct Group {
     };
   }
 
-  // Adds the gradients of step k's gain and bias, and readies derivative(k): `upstream` gives its y's gradient, `normed` n.
+  // Sums over the group's rows: adds the gradients of step k's gain and bias to d_params, and takes the means that
+  // derivative(k) needs of each row. `upstream` gives the gradient of y_k, `normed` n_k.
   template <class F, class N>
-  RSKIP_INLINE void gather(int64_t k, Vec* d_params, F upstream, N normed) {
+  RSKIP_INLINE void sum_gradients(int64_t k, Vec* d_params, F upstream, N normed) {
     const Step step = at(k);
     Vec *const d_gain = d_params + 2 * k * nv, *const d_bias = d_gain + nv;
-    Vec first[R], second[R];
+    Vec sums_t[R], sums_tn[R];  // t = g * gain
     for (int block = 0; block < R; block += kBlock) {
-      Vec a[kBlock] = {}, b[kBlock] = {};
+      Vec of_t[kBlock] = {}, of_tn[kBlock] = {};
       for (int64_t v = 0; v < nv; ++v) {
         Vec of_gain = {}, of_bias = {};
         for (int r = 0; r < kBlock; ++r) {
           const int64_t i = (block + r) * nv + v;
-          const Vec g = upstream(i, v, block + r), n = normed(i, v, block + r), t = g * step.gain[v];
-          a[r] += t;
-          b[r] += t * n;
+          const Vec g = upstream(i, v, block + r);
+          const Vec n = normed(i, v, block + r);
+          const Vec t = g * step.gain[v];
+          of_t[r] += t;
+          of_tn[r] += t * n;
           of_gain += g * n;
           of_bias += g;
         }
@@ -351,19 +369,20 @@ struct Group {
         d_bias[v] += of_bias;
       }
       for (int r = 0; r < kBlock; ++r) {
-        first[block + r] = a[r];
-        second[block + r] = b[r];
+        sums_t[block + r] = of_t[r];
+        sums_tn[block + r] = of_tn[r];
       }
     }
-    derived[0] = moments[2 * k];
-    derived[1] = tree(second) * -inverse;
-    derived[2] = p.rms ? Vec{} : tree(first) * -inverse;
+    row_scale[0] = moments[2 * k];
+    minus_mean_tn[0] = tree(sums_tn) * -inverse;
+    minus_mean_t[0] = p.rms ? Vec{} : tree(sums_t) * -inverse;
   }
 
-  // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
+  // A function that gives the gradient of z_k, scale * (t - mean(t) - n * mean(t * n)) with t = g * gain, from g, the
+  // gradient of y_k; after sum_gradients(k).
   auto derivative(int64_t k, const Vec* g) const {
-    return [g, gain = p.gains[k], n = memory + k * size, scale = number(derived), of_n = number(derived + 1),
-            rest = number(derived + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
+    return [g, gain = p.gains[k], n = memory + k * size, scale = number(row_scale), of_n = number(minus_mean_tn),
+            rest = number(minus_mean_t)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
       return (g[i] * gain[v] + rest[r] + n[i] * of_n[r]) * scale[r];
     };
   }
@@ -412,8 +431,9 @@ struct Group {
   Vec* const memory = reinterpret_cast<Vec*>(lines.get());  // n of each step, and a row of its own for each
   // [steps][2]: 1 / sqrt(var + eps) and the mean; step k's p and their gradients.
   Vec *const moments = memory + (p.steps + 1) * size, *const weights = moments + 2 * p.steps;
-  Vec *const slopes = weights + p.steps;
-  Vec* const derived = slopes + p.steps;  // what derivative takes of each row
+  Vec* const slopes = weights + p.steps;
+  // what `derivative` takes of each row
+  Vec *const row_scale = slopes + p.steps, *const minus_mean_tn = row_scale + 1, *const minus_mean_t = row_scale + 2;
 };
 
 }  // namespace rskip
