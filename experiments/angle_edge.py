@@ -296,6 +296,34 @@ def draw(edge_table: pandas.DataFrame) -> None:
     figures.save(figure, EDGES)
 
 
+def print_registered(table: pandas.DataFrame, inside: pandas.DataFrame) -> None:
+    """The registered tests, of each task and rate with enough depths.
+
+    ``table`` has the logged updates and ``inside`` the edges, both of the registered settings.
+    """
+    for (task, lr), part in inside.groupby(["task", "lr"]):
+        if part["residuals"].nunique() < FEWEST_DEPTHS:
+            continue
+        print_line(f"{task}, rate {lr:g}: {describe(part)}; {verdict(fit_exponent(part))}")
+        cosine, runs = path_cosine(table[(table["task"] == task) & (table["lr"] == lr)])
+        print_line(f"  cosine of the two gradients where kept: {cosine:.3f} ({runs} runs)")
+
+
+def print_not_registered(inside: pandas.DataFrame) -> None:
+    """Both tasks together, and the deeper half of the depths."""
+    print_line("not registered: both tasks, and the deeper half of the depths")
+    for lr, part in inside.groupby("lr"):
+        if part["task"].nunique() > 1:
+            print_line(f"  both tasks, rate {lr:g}: {describe(part)}")
+            ratios = ", ".join(by_residuals_and_layers(part))
+            print_line(f"  translation's edge over the language model's: {ratios}")
+    for (task, lr), part in inside.groupby(["task", "lr"]):
+        deeper = part[part["residuals"] >= part["residuals"].median()]
+        if deeper["residuals"].nunique() >= FEWEST_DEPTHS:
+            least = deeper["residuals"].min()
+            print_line(f"  {task}, rate {lr:g}, N from {least} on: {describe(deeper)}")
+
+
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUNS", nargs="*", type=Path)
@@ -311,25 +339,11 @@ def main() -> None:
     if not others.empty:
         print_line("other settings: the edge over that of the registered settings")
         print_line(others.round(3).to_string(index=False))
+
     table = table[as_registered(table)]
     inside = edge_table[as_registered(edge_table)].dropna(subset="edge")
-    for (task, lr), part in inside.groupby(["task", "lr"]):
-        if part["residuals"].nunique() < FEWEST_DEPTHS:
-            continue
-        print_line(f"{task}, rate {lr:g}: {describe(part)}; {verdict(fit_exponent(part))}")
-        cosine, runs = path_cosine(table[(table["task"] == task) & (table["lr"] == lr)])
-        print_line(f"  cosine of the two gradients where kept: {cosine:.3f} ({runs} runs)")
-    print_line("not registered: both tasks, and the deeper half of the depths")
-    for lr, part in inside.groupby("lr"):
-        if part["task"].nunique() > 1:
-            print_line(f"  both tasks, rate {lr:g}: {describe(part)}")
-            ratios = ", ".join(by_residuals_and_layers(part))
-            print_line(f"  translation's edge over the language model's: {ratios}")
-    for (task, lr), part in inside.groupby(["task", "lr"]):
-        deeper = part[part["residuals"] >= part["residuals"].median()]
-        if deeper["residuals"].nunique() >= FEWEST_DEPTHS:
-            least = deeper["residuals"].min()
-            print_line(f"  {task}, rate {lr:g}, N from {least} on: {describe(deeper)}")
+    print_registered(table, inside)
+    print_not_registered(inside)
     print_line(pandas.DataFrame(losses(table)).to_string(index=False))
     if not inside.empty:
         draw(inside)

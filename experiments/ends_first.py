@@ -12,6 +12,7 @@ difference by two tests: the paired t-test of two rows alone, and the linear mod
 (rule + seed), which is that of rskip run's reports.
 """
 
+import argparse
 import math
 from pathlib import Path
 
@@ -144,7 +145,25 @@ def draw(losses: dict[str, pandas.Series], stem: Path) -> None:
     figures.save(figure, stem)
 
 
-def main() -> None:
+def table_of(runs: pandas.DataFrame, rows: list[str], seeds: list[int]) -> pandas.DataFrame:
+    """A line for each of ``rows``, the first of which is the baseline, best loss first."""
+    lines = [row_of(runs, name, rows[0], seeds) for name in rows]
+    table = pandas.DataFrame(lines).sort_values(BEST)
+    columns = ["row", "seeds", BEST, BEST + SCATTER, "difference", "low", "high", "by seed"]
+    for score in SCORES:
+        columns += [score, score + SCATTER]
+    columns += starts(table)
+    return table[[name for name in columns if name in table]]
+
+
+def starts(table: pandas.DataFrame) -> list[str]:
+    """The columns of the losses near the updates that were asked for."""
+    near = [name for name in table.columns if name.startswith("validation loss near")]
+    return [name for name in near if not name.endswith(SCATTER)]
+
+
+def parse() -> argparse.Namespace:
+    """The command line. Raises ``UserError`` for a number of rows that is not accepted."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of finished runs")
     parser.add_argument("rows", nargs="+", metavar="ROW", help="labels; the first is the baseline")
@@ -161,27 +180,22 @@ def main() -> None:
     parser.add_argument("--tests", type=Path, metavar="FILE", help="write both tests there")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
     options = parser.parse_args()
-    if options.figure:
+    if options.figure:  # refused before anything is read
         options.figure = figures.check_stem(options.figure)
     if not FEWEST_ROWS <= len(options.rows) <= MOST_ROWS:
         raise UserError(
             f"{len(options.rows)} rows; expected {FEWEST_ROWS} to {MOST_ROWS}: the correlation's p "
             "is over all their orders"
         )
+    return options
 
+
+def main() -> None:
+    options = parse()
     runs = read_runs(options.runs, options.updates)
-    table = pandas.DataFrame(
-        [row_of(runs, name, options.rows[0], options.seeds) for name in options.rows]
-    ).sort_values(BEST)
-    starts = [name for name in table.columns if name.startswith("validation loss near")]
-    starts = [name for name in starts if not name.endswith(SCATTER)]
-    columns = ["row", "seeds", BEST, BEST + SCATTER, "difference", "low", "high", "by seed"]
-    for score in SCORES:
-        columns += [score, score + SCATTER]
-    columns += starts
-    table = table[[name for name in columns if name in table]]
+    table = table_of(runs, options.rows, options.seeds)
     print_line(table.round(3).to_string(index=False, na_rep=""))
-    for name in starts:
+    for name in starts(table):
         rho, p = exact_rank_correlation(table[name], table[BEST])
         if math.isfinite(rho):
             print_line(f"{name} and {BEST}: Spearman's ρ = {rho:.2f}, p = {p:.3f}")
@@ -192,10 +206,9 @@ def main() -> None:
         print_line(tests.round(3).to_string(index=False))
         tests.round(4).to_csv(options.tests, index=False)
     if options.figure:
-        losses = {
-            name: mean_by_epoch(runs_with(runs, name, options.seeds)[LOSSES])
-            for name in options.rows
-        }
+        losses = {}
+        for name in options.rows:
+            losses[name] = mean_by_epoch(runs_with(runs, name, options.seeds)[LOSSES])
         draw(losses, options.figure)
 
 

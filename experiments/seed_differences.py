@@ -3,7 +3,8 @@
 ``python experiments/seed_differences.py TABLE --runs runs/paper`` reads the finished runs of a
 table, which are results/runs.tar.xz unpacked (docs/reproduce.md), and fits rule + seed for each
 column (``SeedModel``). Where a sweep was tried in several commands, ``--rates`` takes each row's
-learning rate from all of them, by the lowest loss of the table's first seed.
+learning rate from all of them, by the lowest loss of the table's first seed. ``--without`` leaves
+rows out of the model.
 """
 
 import itertools
@@ -69,6 +70,16 @@ def best_rates(
                 if seed in values and (best is None or values[seed] < best[seed]):
                     columns[column][label] = values
     return columns
+
+
+def leave_out(columns: dict[str, dict[str, Values]], without: list[str]) -> None:
+    """Remove the rows ``without`` from each column. Raises ``UserError`` for one in none."""
+    known = {row for rows in columns.values() for row in rows}
+    for row in without:
+        if row not in known:
+            raise UserError(f"no finished row {row!r}; expected {', '.join(sorted(known))}")
+        for rows in columns.values():
+            rows.pop(row, None)
 
 
 def differences(column: str, rows: dict[str, Values], against: list[str]) -> pandas.DataFrame:
@@ -138,6 +149,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--corpus", default="", metavar="DATA", help="other data than the table's")
     parser.add_argument("--rates", nargs="+", default=[], metavar="LR", help="choose among these")
+    parser.add_argument("--without", nargs="+", default=[], metavar="ROW", help="left out")
     parser.add_argument("--against", nargs="+", default=[], metavar="ROW", help="only these pairs")
     parser.add_argument("--output", type=Path, metavar="CSV", help="also write a CSV file")
     options = parser.parse_args()
@@ -152,6 +164,7 @@ def main() -> None:
     for rows in columns.values():
         if unknown := [row for row in options.against if row not in rows]:
             raise UserError(f"no finished row {unknown[0]!r}; expected {', '.join(rows)}")
+    leave_out(columns, options.without)
 
     tables = [differences(column, rows, options.against) for column, rows in columns.items()]
     result = pandas.concat(tables, ignore_index=True)

@@ -9,11 +9,15 @@ import shutil
 from types import SimpleNamespace
 
 import torch
+from conftest import ROOT
 from fairseq import options
 from fairseq.data import indexed_dataset
 
 from fairseq_rskip.tools.__main__ import main
 
+SCRIPT = ROOT / "scripts" / "train.sh"
+TINY = "transformer_rskip_ln_tiny"
+LITTLE = "--max-tokens 600 --lr 0.005 --warmup-updates 10 --encoder-embed-dim 32".split()
 STARTING = "starting: reading the options and the data takes some seconds"
 
 

@@ -66,16 +66,9 @@ class CoefficientProbe(Watch):
         self.passes[name].append({key: value.cpu() for key, value in entry.items()})
 
 
-def report(study: Study, stem: Path) -> None:
-    """Measure the models of ``study``; write ``stem``'s CSV after each of them.
-
-    At the end print tables, and write the CSVs of learned vectors and of readings, and the figure.
-    """
-    rows: list[Row] = []
-    learned: list[Row] = []
-    readings: list[Row] = []
-    models = study.with_places()
-    for label, model, places in models:  # one batch tells, before all are measured
+def check_measured(study: Study) -> None:
+    """Raise ``UserError`` for a block without coefficients; one batch of each model tells."""
+    for label, model, places in study.with_places():
         with CoefficientProbe(model) as probe, torch.no_grad():
             study.losses(model, next(study.batches()))
         for place in places:
@@ -84,7 +77,19 @@ def report(study: Study, stem: Path) -> None:
                     f"{label}: {place['block']} has no x:F: its rule mixes features or carries "
                     "several tensors, or its norm is no affine map of its input"
                 )
-    for label, model, places in models:
+
+
+def report(study: Study, stem: Path) -> None:
+    """Measure the models of ``study``; write ``stem``'s CSV after each of them.
+
+    At the end print tables, and write the CSVs of learned vectors and of readings, and the figure.
+    Raises as :func:`check_measured`, before any of them is measured.
+    """
+    rows: list[Row] = []
+    learned: list[Row] = []
+    readings: list[Row] = []
+    check_measured(study)
+    for label, model, places in study.with_places():
         with CoefficientProbe(model) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)

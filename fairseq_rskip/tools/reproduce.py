@@ -149,19 +149,25 @@ def list_tables(options: argparse.Namespace) -> None:
         print_line("\n".join(in_columns(titles)))
         return
     for experiment in _tables(options):
-        networks = {}
-        for cell in experiment.cells:
-            if cell.trials:
-                networks[cell.trials[0].run.folder_in(Path(), 1)] = cell
-        count = 0
-        for cell in networks.values():
-            seeds = set(experiment.seeds_of(cell.row))
-            if cell.decides:  # the best trial is one of those that were tried
-                count += len(cell.trials) + len(seeds - {experiment.sweep_seed})
-            else:
-                count += len(seeds)
-        what = f"{len(networks)} networks, {count} runs ({experiment.table.data})"
+        networks, runs = _count(experiment)
+        what = f"{networks} networks, {runs} runs ({experiment.table.data})"
         print_line(f"{experiment.name}: {experiment.title}: {what}")
+
+
+def _count(experiment: Experiment) -> tuple[int, int]:
+    """The numbers of networks and of runs; rows of equal settings share both."""
+    networks = {}
+    for cell in experiment.cells:
+        if cell.trials:
+            networks[cell.trials[0].run.folder_in(Path(), 1)] = cell
+    runs = 0
+    for cell in networks.values():
+        seeds = set(experiment.seeds_of(cell.row))
+        if cell.decides:  # the best trial is one of those that were tried
+            runs += len(cell.trials) + len(seeds - {experiment.sweep_seed})
+        else:
+            runs += len(seeds)
+    return len(networks), runs
 
 
 def run(options: argparse.Namespace) -> None:
@@ -189,6 +195,13 @@ def run(options: argparse.Namespace) -> None:
 
     states = _run_all(experiments, options)
     report(options, experiments)
+    _refuse_unfinished(experiments, options, states)
+
+
+def _refuse_unfinished(
+    experiments: list[Experiment], options: argparse.Namespace, states: list[State]
+) -> None:
+    """Raise ``UserError`` for runs that failed, that another process has, or that diverged."""
     unfinished = [each for each in states if each.kind not in (DONE, RUNNING, DIVERGED)]
     if unfinished:
         raise UserError(

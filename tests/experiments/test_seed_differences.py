@@ -10,6 +10,8 @@ from experiment_runs import IMAGES, finish, tables, write
 from scipy import stats
 from vision_helpers import write_folder
 
+from fairseq_rskip.errors import UserError
+
 SCRIPT = ROOT / "experiments" / "seed_differences.py"
 HELD_OUT = {**IMAGES["options"], "valid-images": 40}
 
@@ -63,6 +65,15 @@ def test_tests_against_one_row_are_corrected_and_the_fewest_seeds_are_said():
     assert table["p_holm"]["far"] == pytest.approx(2 * p["far"])
     assert table["p_holm"]["near"] == pytest.approx(max(2 * p["far"], p["near"]))
     assert "3 rows, 2 seeds or more" in script["describe"]("", rows)
+
+
+def test_a_row_may_be_left_out_of_the_model():
+    leave_out = runpy.run_path(str(SCRIPT))["leave_out"]
+    columns = {"shallow": {"base": {1: 1.0}, "far": {1: 2.0}}, "deep": {"base": {1: 3.0}}}
+    leave_out(columns, ["far"])
+    assert columns == {"shallow": {"base": {1: 1.0}}, "deep": {"base": {1: 3.0}}}
+    with pytest.raises(UserError, match="no finished row 'near'; expected base"):
+        leave_out(columns, ["near"])
 
 
 def test_the_runs_may_be_those_of_other_data(tmp_path, monkeypatch, capsys):

@@ -143,13 +143,6 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     }
     chosen = {"user-dir": PLUGIN, "arch": own.arch}
     chosen |= {**below_recipe, **recipe.options, **above_recipe}
-    saved = None
-    if user_options.get("restore-file", LAST) != LAST:
-        if PARENT in user_options:
-            raise UserError(f"--{PARENT} beside --restore-file: expected one of them")
-        check_checkpoint("restore-file", user_options["restore-file"], save)
-    else:
-        saved = SavedTraining(save)
     command = _command(corpus, chosen, parsed, words)
     return Plan(
         command=command,
@@ -158,7 +151,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         end=schedule.end,
         unit=schedule.unit,
         patience=schedule.patience,
-        saved=saved,
+        saved=_saved_training(save, user_options),
         settings=_settings(own.arch, parsed),
         warm_up=schedule.warm_up,
         switches=_switches(parsed.model, command),
@@ -170,6 +163,20 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
             *_warnings_of_ramp(parsed.model, schedule),
         ],
     )
+
+
+def _saved_training(save: Path, user_options: dict[str, Any]) -> SavedTraining | None:
+    """What is in the folder ``save`` to go on with; None beside --restore-file, which starts there.
+
+    Raises ``UserError`` for a checkpoint that is not there, or with --finetune-from-model.
+    """
+    start = user_options.get("restore-file", LAST)
+    if start == LAST:
+        return SavedTraining(save)
+    if PARENT in user_options:
+        raise UserError(f"--{PARENT} beside --restore-file: expected one of them")
+    check_checkpoint("restore-file", start, save)
+    return None
 
 
 def _options_of_model(own: argparse.Namespace, corpus: Corpus, parsed: Parsed) -> dict[str, Any]:
