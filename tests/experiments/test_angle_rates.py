@@ -3,15 +3,15 @@
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pandas
 import pytest
+from conftest import ROOT
 from scipy import stats
 
 from fairseq_rskip.tools.report.reading import Line
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "angle_rates.py"
+SCRIPT = ROOT / "experiments" / "angle_rates.py"
 DEPTHS = ("6 layers", "12 layers", "72 layers")
 
 
@@ -93,7 +93,7 @@ def test_depths_without_a_common_seed_are_named(tmp_path, capsys, monkeypatch):
     assert sentences[2] == "pre-norm: 48 layers and 3 layers share no seed"
 
 
-RATES = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "angle_rates.py"))
+RATES = runpy.run_path(str(SCRIPT))
 
 
 def line_of(values, rate=0.006):
@@ -133,3 +133,16 @@ def test_the_two_rules_of_question_1_are_compared_by_their_pair_alone():
     pair = stats.ttest_rel(values["fixed angle"], values["pre-norm"])
     interval = pair.confidence_interval(0.95)
     assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(
+    ("page", "baseline"), [("fixed-angle.md", "pre-norm"), ("depth-history.md", "fixed angle")]
+)
+def test_a_page_has_the_differences_that_the_archive_gives(page, baseline):
+    rules = RATES["read"](ROOT / "results" / "angle_rates.csv")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("−", "-")
+    compared = RATES["beside"](baseline, rules).dropna(subset="low")
+    assert len(compared) > 20
+    for line in compared.to_dict("records"):
+        difference, low, high = line[f"minus {baseline}"], line["low"], line["high"]
+        assert f"{difference:+.3f} ({low:.3f} to {high:.3f})" in text, line
