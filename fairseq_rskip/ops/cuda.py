@@ -40,6 +40,16 @@ def _row(parameter, columns, dim):
     return tl.load(parameter + columns, columns < dim, 0.0).to(tl.float32)[None, :]
 
 
+@triton.jit
+def _normalised(z, k: tl.constexpr, moments, row, rows, inside, RMS: tl.constexpr):
+    """Step k's rows, normalised by the moments that forward has stored, and their scales."""
+    if not RMS:
+        mean = tl.load(moments + 2 * k * rows + row, row < rows, 0.0)
+        z = tl.where(inside, z - mean[:, None], 0.0)
+    scale = tl.load(moments + (2 * k + 1) * rows + row, row < rows, 0.0)
+    return z * scale[:, None], scale
+
+
 # Triton compiles again for a number that is 1 or a multiple of 16; batches have any number of rows
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
@@ -80,38 +90,37 @@ def _backward(
 ):  # fmt: skip
     columns = tl.arange(0, COLUMNS)
     none = tl.zeros((ROWS, COLUMNS), tl.float32)
-    empty = tl.zeros((ROWS,), tl.float32)
-    u1, u2, u3, u4 = none, none, none, none  # this program's sums: the gradients of the gains,
-    v1, v2, v3, v4 = none, none, none, none  # and of the biases
+    no_row = tl.zeros((ROWS,), tl.float32)
+    # this program's sums of the gradients of gains and biases
+    dg1, dg2, dg3, dg4 = none, none, none, none
+    db1, db2, db3, db4 = none, none, none, none
     for turn in range(turns):
-        row = (tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0)) * ROWS + tl.arange(
-            0, ROWS
-        )
+        tile = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0)
+        row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (columns < dim)[None, :]
         at = row[:, None] * dim + columns[None, :]
         skipped = skip * tl.load(x + at, inside, 0.0).to(tl.float32)
         z = skipped + branch * tl.load(f + at, inside, 0.0).to(tl.float32)
+        # forward again: each step's normalised rows and their scales
         n1, n2, n3, n4 = none, none, none, none
-        r1, r2, r3, r4 = empty, empty, empty, empty
+        s1, s2, s3, s4 = no_row, no_row, no_row, no_row
         for k in tl.static_range(STEPS):
-            n, scale = z, tl.load(moments + (2 * k + 1) * rows + row, row < rows, 0.0)
-            if not RMS:
-                n = tl.where(
-                    inside, z - tl.load(moments + 2 * k * rows + row, row < rows, 0.0)[:, None], 0.0
-                )
-            n = n * scale[:, None]
+            n, scale = _normalised(z, k, moments, row, rows, inside, RMS)
             n1, n2, n3, n4 = _set(k, n, n1, n2, n3, n4)
-            r1, r2, r3, r4 = _set(k, scale, r1, r2, r3, r4)
+            s1, s2, s3, s4 = _set(k, scale, s1, s2, s3, s4)
             z = skipped + n * _row(_pick(k, g1, g2, g3, g4), columns, dim)
             if BIAS:
                 z += _row(_pick(k, b1, b2, b3, b4), columns, dim)
-        d, total = tl.load(g + at, inside, 0.0).to(tl.float32), none
+        # back from the last step: d is the gradient of y_k, then of z_k, which `total` sums
+        d = tl.load(g + at, inside, 0.0).to(tl.float32)
+        total = none
         for k in tl.static_range(STEPS - 1, -1, -1):
-            n, scale = _pick(k, n1, n2, n3, n4), _pick(k, r1, r2, r3, r4)
+            n = _pick(k, n1, n2, n3, n4)
+            scale = _pick(k, s1, s2, s3, s4)
             gain = _row(_pick(k, g1, g2, g3, g4), columns, dim)
-            u1, u2, u3, u4 = _set(k, _pick(k, u1, u2, u3, u4) + d * n, u1, u2, u3, u4)
+            dg1, dg2, dg3, dg4 = _set(k, _pick(k, dg1, dg2, dg3, dg4) + d * n, dg1, dg2, dg3, dg4)
             if BIAS:
-                v1, v2, v3, v4 = _set(k, _pick(k, v1, v2, v3, v4) + d, v1, v2, v3, v4)
+                db1, db2, db3, db4 = _set(k, _pick(k, db1, db2, db3, db4) + d, db1, db2, db3, db4)
             t = d * gain
             d = t - n * (tl.sum(t * n, 1) / dim)[:, None]
             if not RMS:
@@ -122,9 +131,9 @@ def _backward(
         tl.store(d_f + at, branch * d, inside)
     to = d_params + tl.program_id(0) * STEPS * (2 if BIAS else 1) * dim + columns
     for k in tl.static_range(STEPS):
-        tl.store(to + k * dim, tl.sum(_pick(k, u1, u2, u3, u4), 0), columns < dim)
+        tl.store(to + k * dim, tl.sum(_pick(k, dg1, dg2, dg3, dg4), 0), columns < dim)
         if BIAS:
-            tl.store(to + (STEPS + k) * dim, tl.sum(_pick(k, v1, v2, v3, v4), 0), columns < dim)
+            tl.store(to + (STEPS + k) * dim, tl.sum(_pick(k, db1, db2, db3, db4), 0), columns < dim)
 
 
 def forward(x, f_x, gains, biases, _weights, _direction, *options) -> tuple[Tensor, Tensor]:
