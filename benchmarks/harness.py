@@ -93,13 +93,14 @@ def take_turns(contenders: dict[str, Callable[[], float]], rounds: int) -> panda
     return pandas.DataFrame(answers).drop(0)
 
 
-def medians(rates: pandas.DataFrame, base: str, rate: str, over: str) -> dict[str, Row]:
+def medians(rates: pandas.DataFrame, base: str, rate_name: str, ratio_name: str) -> dict[str, Row]:
     """For each contender the medians of its rates and of their ratios to those of ``base``.
 
-    They are named ``rate`` and ``over``.
+    They are named ``rate_name`` and ``ratio_name``.
     """
     ratios = rates.div(rates[base], axis=0).median().round(3)
-    return pandas.DataFrame({rate: rates.median().round(2), over: ratios}).to_dict("index")
+    columns = {rate_name: rates.median().round(2), ratio_name: ratios}
+    return pandas.DataFrame(columns).to_dict("index")
 
 
 def machine(device: str) -> Row:

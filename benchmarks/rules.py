@@ -13,6 +13,7 @@ import functools
 
 import pandas
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.architectures import VARIANTS
 
 from . import harness, transformer
@@ -29,7 +30,10 @@ def table(args: argparse.Namespace) -> list[harness.Row]:
     args.work = ["training"]
     rows = {}
     if args.csv.exists():
-        rows = {row["rule"]: row for row in pandas.read_csv(args.csv).to_dict("records")}
+        earlier = pandas.read_csv(args.csv)
+        if "rule" not in earlier:
+            raise UserError(f"{args.csv} is another table: expected one of this benchmark, or none")
+        rows = {row["rule"]: row for row in earlier.to_dict("records")}
     others = [name for name in args.rules or VARIANTS if name not in (BASE, NEEDS_DATA)]
     for first in range(0, len(others), GROUP):
         rows |= {row["rule"]: row for row in measure(others[first : first + GROUP], args)}

@@ -90,7 +90,7 @@ def answer(run: pandas.DataFrame, edge: float) -> dict[str, Any]:
     """What happened first in a run: the angle beyond ``edge``, or the gradient's ratio above 30."""
     run = run.sort_values("update")
     lost_at = first_update(run, run["ratio"] >= LOST)
-    last = lost_at or int(run["update"].max())
+    last = int(run["update"].max()) if lost_at is None else lost_at
     at_last = run[run["update"] == last].iloc[0]
     return {
         "angle beyond the edge from": first_update(run, run["rms_angle"] > edge),

@@ -21,43 +21,46 @@ from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual.adaptive import lambdas
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+THIRDS = ("lower", "middle", "upper")  # of the layers
 
 
 def measure(label: str, run: Path) -> tuple[list[dict], list[dict]]:
     """A row for each matrix in a layer, and one for each λ that adapts."""
     state = checkpoint_utils.load_checkpoint_to_cpu(str(run / "checkpoints" / "checkpoint_last.pt"))
-    cfg, rows = state["cfg"], []
+    cfg = state["cfg"]
     task = tasks.setup_task(cfg.task)
     utils.set_torch_seed(cfg.common.seed)
     model = task.build_model(cfg.model)
     start = {name: weight.double().clone() for name, weight in model.state_dict().items()}
+    matrices = []
     for name, weight in state["model"].items():
-        if weight.dim() == 2 and ".layers." in name:
-            side, _, layer, _ = name.split(".", 3)
-            third = ("lower", "middle", "upper")[
-                3 * int(layer) // getattr(cfg.model, f"{side}_layers")
-            ]
-            size = start[name].norm()
-            moved, norm = (
-                float(value.norm() / size)
-                for value in (weight.double() - start[name], weight.double())
-            )
-            rows.append({"run": label, "side": side, "layers": third, "moved": moved, "norm": norm})
+        if weight.dim() != 2 or ".layers." not in name:
+            continue
+        side, _, layer, _ = name.split(".", 3)
+        third = 3 * int(layer) // getattr(cfg.model, f"{side}_layers")
+        size = start[name].norm()
+        moved = float((weight.double() - start[name]).norm() / size)
+        norm = float(weight.double().norm() / size)
+        row = {"run": label, "side": side, "layers": THIRDS[third], "moved": moved, "norm": norm}
+        matrices.append(row)
+
     model.load_state_dict(state["model"])
-    return rows, [
-        {"run": label, "block": block, "lambda": f"{value:.3f}"}
-        for block, value in lambdas(model).items()
-    ]
+    coefficients = []
+    for block, value in lambdas(model).items():
+        coefficients.append({"run": label, "block": block, "lambda": f"{value:.3f}"})
+    return matrices, coefficients
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
-    matrices, coefficients = [], []
+    matrices: list[dict] = []
+    coefficients: list[dict] = []
     for argument in parser.parse_args().runs:
         label, run = label_and_path(argument)
         rows, learned = measure(label, Path(run))
-        matrices, coefficients = matrices + rows, coefficients + learned
+        matrices += rows
+        coefficients += learned
     means = (
         pandas.DataFrame(matrices)
         .groupby(["run", "side", "layers"], sort=False)

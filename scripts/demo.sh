@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # From nothing to a scored model in minutes on a CPU, with the commands that a real corpus takes; `make demo` runs this.
 set -euo pipefail
+folder=$(realpath -m "${DEMO_DIR:-$(dirname "${BASH_SOURCE[0]}")/../demo}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=shell.sh
 source scripts/shell.sh
 
-folder=${DEMO_DIR:-demo} pairs=${DEMO_PAIRS:-20000} epochs=${DEMO_EPOCHS:-4} least_bleu=${DEMO_LEAST_BLEU:-95}
+folder=$(realpath -m --relative-base=. "$folder") # short, where it is in the project
+pairs=${DEMO_PAIRS:-20000} epochs=${DEMO_EPOCHS:-4} least_bleu=${DEMO_LEAST_BLEU:-95}
 # More GPUs or threads do not help a model this small, and threads that spin while they wait slow a busy machine down.
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}

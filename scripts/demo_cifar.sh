@@ -10,6 +10,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 iterations=${DEMO_ITERATIONS:-160} most_error=${DEMO_MOST_ERROR:-5}
 
 if (($#)); then
+  [[ $1 == -h || $1 == --help ]] || die "unknown argument $1; -h shows the usage"
   cat <<'EOF'
 usage: scripts/demo_cifar.sh
 

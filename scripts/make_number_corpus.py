@@ -16,9 +16,10 @@ DIGITS, SEED = 6, 1  # digits of the longest number; seed of the drawing
 HELD_OUT = 500  # pairs in valid, and in test
 
 
-def draw_numbers(count: int) -> list:
-    """``count`` different numbers of 1 to ``DIGITS`` digits, equally many of each possible length.
+def draw_numbers(count: int) -> list[int]:
+    """``count`` different numbers of 1 to ``DIGITS`` digits.
 
+    Each length is equally likely; there are few short numbers, and all of them are soon drawn.
     Raises ``UserError`` for more than half of all such numbers.
     """
     if count > 10**DIGITS // 2:
@@ -29,14 +30,15 @@ def draw_numbers(count: int) -> list:
     seen = {}  # a dict keeps the order of drawing
     while len(seen) < count:
         length = generator.randint(1, DIGITS)
-        seen[generator.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)] = None
+        least = 10 ** (length - 1) if length > 1 else 0
+        seen[generator.randrange(least, 10**length)] = None
     numbers = list(seen)
     # short numbers come early in the drawing, and every split shall have some
     generator.shuffle(numbers)
     return numbers
 
 
-def spell(number: int) -> tuple:
+def spell(number: int) -> tuple[str, str]:
     """The number in English and in Vietnamese, as lower-case words separated by single blanks."""
     from num2words import num2words
 

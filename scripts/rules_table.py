@@ -4,8 +4,8 @@
     python scripts/rules_table.py          # rewrites docs/rules.md
     python scripts/rules_table.py --check  # names the rows that are out of date, exit status 1
 
-Name: that with which the docstring of the rule's class begins, the paper's number there, and what
-the rule is called elsewhere.
+Name: the first words of the docstring of the rule's class, the paper's number there, and what the
+rule is called elsewhere.
 Parameters: those of the model of width 512 with 6+6 layers, less pre-norm's (``preln``). At the
 start: whether the logits of a model of width 32 with 6+6 layers are those of pre-norm or post-norm
 from the same seed: ``=`` bit for bit, ``≈`` up to 0.3 % of their standard deviation, which is what
@@ -13,7 +13,6 @@ eps in the norms of a smaller stream leaves. Step, memory: results/rule_cost.csv
 ``python -m benchmarks.rules`` measures.
 """
 
-import argparse
 import csv
 import functools
 import inspect
@@ -30,6 +29,9 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.console import Parser
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import write_text
 from fairseq_rskip.models.architectures import first_variant
 from fairseq_rskip.residual import KINDS, skips
 from fairseq_rskip.residual.docstrings import paper
@@ -112,13 +114,13 @@ def name_cell(kind: str, variants: list[str]) -> str:
     if number:
         name = f"{name}, [{number}](https://arxiv.org/abs/{number})"
     said = _letters(kind + name)
-    also = [
-        other
-        for other, its_kind in OTHER_NAMES.items()
-        if its_kind == kind and _letters(other) not in said
-    ]
-    first = first_variant(kind) in variants
-    return f"{name}; elsewhere {', '.join(also)}" if also and first else name
+    also = []
+    for other, its_kind in OTHER_NAMES.items():
+        if its_kind == kind and _letters(other) not in said:
+            also.append(other)
+    if also and first_variant(kind) in variants:
+        name += f"; elsewhere {', '.join(also)}"
+    return name
 
 
 def _letters(text: str) -> str:
@@ -155,21 +157,19 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
     os.environ["RSKIP_OPS"] = "torch"  # the operator rounds otherwise than torch
     before = PAGE.read_text("utf-8")
     after = filled(before)
     if not options.check:
-        PAGE.write_text(after, "utf-8")
+        write_text(PAGE, after)
         return
     stale = [new for old, new in zip(before.split("\n"), after.split("\n")) if old != new]
     if stale:
-        sys.exit("\n".join(["docs/rules.md: expected", *stale]))
+        raise UserError("\n".join(["docs/rules.md: expected", *stale]))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

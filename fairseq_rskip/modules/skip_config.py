@@ -83,11 +83,9 @@ class _SkipOptions:
                 trial.try_forward(str(self.skip_kind), functools.partial(build, 8))
             return build(1)
         except OptionError as error:
-
-            def rename(name: str) -> str:
-                return pre_norm if name == "pre_norm" else option_name(name)
-
-            raise RefusedOption(error.renamed(rename), chosen) from None
+            spellings = {"pre_norm": pre_norm}
+            renamed = error.renamed(lambda name: spellings.get(name, option_name(name)))
+            raise RefusedOption(renamed, chosen) from None
         except UserError:
             raise
         except ValueError as error:
@@ -111,10 +109,10 @@ class _SkipOptions:
             Place(index=1998, depth=2000, sublayers=2),
         ]
         with torch.device("cpu"):  # the model may be built without memory, on meta
-            of_places = [self.build(1, place) for place in places]
-            decided = [_what_the_place_decides(skip) for skip in of_places]
+            built = [self.build(1, place) for place in places]
+            decided = [_decided_by_place(skip) for skip in built]
 
-        if of_places[1].widths[0] > 1:  # the first layer takes one tensor in every rule
+        if built[1].widths[0] > 1:  # the first layer takes one tensor in every rule
             left_out_by = ("layerdrop", "layers_to_keep")
             reason = "hands several tensors from layer to layer"
         elif any(values != decided[0] for values in decided):
@@ -131,7 +129,7 @@ class _SkipOptions:
                 )
 
 
-def _what_the_place_decides(skip: SkipConnection) -> Any:
+def _decided_by_place(skip: SkipConnection) -> Any:
     """The values and parameters of a skip connection that its place may change."""
     return skip.constants(), skip.drop_rate, skip.pre is None, [*skip.state_dict()]
 

@@ -1,9 +1,8 @@
 """The CPU operator: its C++ source beside this file, compiled once for a machine into the user's
 cache, and loaded.
 
-The cache is ``~/.cache/fairseq_rskip`` (below ``$XDG_CACHE_HOME`` where that is set), with a folder
-for each source, compiler, torch and processor. ``$CXX`` names another compiler, ``$RSKIP_MARCH`` an
-instruction set other than native.
+The cache (:func:`.files.cache_folder`) has a folder for each source, compiler, torch and processor.
+``$CXX`` names another compiler, ``$RSKIP_MARCH`` an instruction set other than native.
 """
 
 import hashlib
@@ -20,17 +19,15 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
-from ..files import locked, write_bytes
+from ..files import cache_folder, locked, write_bytes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("recursive_skip.cpp", "rows.h")]
 COMPILERS = ("g++", "c++", "clang++")
 # Without fused multiply-add, whose use would depend on what the compiler inlines: a row's bits must
 # not depend on its place.
 FLAGS = "-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -shared -fopenmp -w".split()
-logger = logging.getLogger(__name__)
-
-
 BUILD = "python -m fairseq_rskip.ops"
+logger = logging.getLogger(__name__)
 
 
 def load(build_it: bool = False) -> str:
@@ -38,7 +35,7 @@ def load(build_it: bool = False) -> str:
 
     Raises as :func:`build`, and ``UserError`` for a library that is not built.
     """
-    path = build() if build_it else library(command())
+    path = build() if build_it else library_path(compile_command())
     if not path.exists():
         raise UserError(f"it is not built yet; {BUILD} builds it, once for this machine")
     torch.ops.load_library(str(path))
@@ -51,8 +48,8 @@ def build() -> Path:
     Processes that do so at once wait for one of them. Raises ``UserError`` without a compiler or
     with the compiler's first error, ``OSError`` for a cache that cannot be written.
     """
-    compile = command()
-    path = library(compile)
+    command = compile_command()
+    path = library_path(command)
     if path.exists():
         return path
     with locked(path.parent, wait=True), tempfile.TemporaryDirectory() as folder:
@@ -61,24 +58,24 @@ def build() -> Path:
                 "building the CPU operator of the skip connections, once for this machine: "
                 "half a minute"
             )
-            write_bytes(path, _compiled(compile, Path(folder) / path.name))
+            write_bytes(path, _compiled(command, Path(folder) / path.name))
     return path
 
 
-def _compiled(compile: list[str], path: Path) -> bytes:
+def _compiled(command: list[str], path: Path) -> bytes:
     """Run the compiler with ``path`` as its output; the bytes of that file.
 
     Raises ``UserError`` with the compiler's first error.
     """
-    run = subprocess.run([*compile, "-o", str(path)], capture_output=True, text=True)
+    run = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True)
     if run.returncode != 0:
         lines = run.stderr.splitlines() or ["?"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise UserError(f"{compile[0]} fails with status {run.returncode}: {first}")
+        raise UserError(f"{command[0]} fails with status {run.returncode}: {first}")
     return path.read_bytes()
 
 
-def command() -> list[str]:
+def compile_command() -> list[str]:
     """The compiler's command line, without its output. Raises ``UserError`` without a compiler."""
     chosen = shlex.split(os.environ.get("CXX", ""))  # such as "ccache g++"
     names = chosen[:1] or COMPILERS
@@ -101,10 +98,10 @@ def command() -> list[str]:
     return [compiler, *chosen[1:], *flags, str(SOURCES[0]), *libraries]
 
 
-def library(command: list[str]) -> Path:
+def library_path(command: list[str]) -> Path:
     """The path of ``command``'s output in the cache.
 
-    The key has the processor's features: the code depends on them.
+    Its key has the processor's features: the code depends on them.
     """
     is_flag = [part.startswith("-march") for part in command]
     compiler = command[: is_flag.index(True)]  # with the words of its own, such as "ccache g++"
@@ -115,9 +112,7 @@ def library(command: list[str]) -> Path:
     parts += _processor()
     parts += [path.read_text(encoding="utf-8") for path in SOURCES]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "fairseq_rskip" / f"ops-{key}" / "recursive_skip.so"
+    return cache_folder() / f"ops-{key}" / "recursive_skip.so"
 
 
 def _processor() -> list[str]:

@@ -68,7 +68,7 @@ def should_fuse(
     device = x.device.type
     if device not in CHOICES or f_x.device != x.device:
         return False
-    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
+    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES or x.shape != f_x.shape:
         return False
 
     if torch.compiler.is_compiling():

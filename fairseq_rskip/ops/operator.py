@@ -2,8 +2,8 @@
 derivative.
 
 It returns y and the values that its derivative needs beside the inputs. These are the moments of
-each step and row, or for a mixture (with ``weights``) p if each row has its own p (with a
-``direction``), and otherwise nothing.
+each step and row, the mean and 1 / sqrt(var + eps) in the order of the kernel, or for a mixture
+(with ``weights``) p if each row has its own p (with a ``direction``), and otherwise nothing.
 """
 
 import torch

@@ -89,7 +89,7 @@ void check(const Arguments& a) {
 struct Call : Problem {
   Tensor x, f, weights, direction;
   Tensors parameters;  // what `gains` and `biases` point to
-  int64_t count, rows, pieces;  // rows in all, rows of a piece, pieces
+  int64_t row_count, rows_per_piece, piece_count;
 
   explicit Call(const Arguments& a) : Problem(problem(a)), x(in_fp32(a.x)), f(in_fp32(a.f)) {
     for (const Tensor& gain : a.gains) gains.push_back(keep(in_fp32(gain)));
@@ -98,11 +98,11 @@ struct Call : Problem {
     if (a.weights) weights = in_fp32(*a.weights);
     if (a.direction) direction = in_fp32(*a.direction);
 
-    count = x.numel() / dim;
+    row_count = x.numel() / dim;
     const int64_t most_pieces = std::clamp<int64_t>(x.numel() / kPiece, 1, kMostPieces);
-    const int64_t groups = divide_up(count, kMostLanes);
-    rows = std::max<int64_t>(1, divide_up(groups, most_pieces)) * kMostLanes;
-    pieces = divide_up(count, rows);
+    const int64_t groups = divide_up(row_count, kMostLanes);
+    rows_per_piece = std::max<int64_t>(1, divide_up(groups, most_pieces)) * kMostLanes;
+    piece_count = divide_up(row_count, rows_per_piece);
   }
 
   Tensor empty(at::IntArrayRef sizes) const { return at::empty(sizes, x.options()); }
@@ -132,11 +132,11 @@ struct Call : Problem {
 
   template <int NV, int R, class F>
   void run(F work) const {
-    at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, piece_count, 1, [&](int64_t begin, int64_t end) {
       Group<NV, R> group(*this);
       for (int64_t piece = begin; piece < end; ++piece) {
-        int64_t row = piece * rows;
-        const int64_t last = std::min(row + rows, count);
+        int64_t row = piece * rows_per_piece;
+        const int64_t last = std::min(row + rows_per_piece, row_count);
         for (; row + R <= last; row += R) work(group, row, piece);
         if (row == last) continue;
         Group<NV, 1> one(*this);
@@ -164,11 +164,11 @@ std::tuple<Tensor, Tensor> recursive_skip(
   call.run([&](auto& group, int64_t row, int64_t) {
     if (!weights) {
       group.forward(x_rows[row], f_rows[row], y_rows[row]);
-      return group.save(group.moments, saved_numbers + row, numbers, call.count);
+      return group.save(group.moments, saved_numbers + row, numbers, call.row_count);
     }
     if (!direction) group.fill(group.weights, given_weights);
     group.mix(x_rows[row], f_rows[row], direction_row, given_weights, y_rows[row]);
-    group.save(group.weights, saved_numbers + row, numbers, call.count);
+    group.save(group.weights, saved_numbers + row, numbers, call.row_count);
   });
   return {y.to(x.scalar_type()), saved};
 }
@@ -179,13 +179,13 @@ Tensors recursive_skip_backward(
     TensorList biases, const Optional& weights, const Optional& direction, const Tensor& saved, double skip,
     double branch, double eps, bool rms) {
   const Call call({x, f, gains, biases, weights, direction, skip, branch, eps, rms});
-  const int64_t dim = call.dim, steps = call.steps, count = call.count;
+  const int64_t dim = call.dim, steps = call.steps, count = call.row_count;
   const Tensor g = in_fp32(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
   const auto zeros = [&](at::IntArrayRef sizes) { return at::zeros(sizes, call.x.options()); };
   const Tensor d_weights = d_saved ? in_fp32(*d_saved).clone() : zeros({weights ? steps : 0, count});
   // of each piece the gradients of every step's gain and bias, and of the direction
   const int64_t vectors = 2 * steps + 1;
-  const Tensor sums = zeros({std::max<int64_t>(1, call.pieces), vectors, dim});
+  const Tensor sums = zeros({std::max<int64_t>(1, call.piece_count), vectors, dim});
 
   const Rows x_rows = call.rows_of(call.x), f_rows = call.rows_of(call.f), g_rows = call.rows_of(g);
   const Rows d_x_rows = call.rows_of(d_x), d_f_rows = call.rows_of(d_f), sum_rows = call.rows_of(sums);
@@ -209,7 +209,7 @@ Tensors recursive_skip_backward(
 
   float* const total = sum_rows.first;  // the first piece's, to which the others' are added in their order
   const int64_t width = vectors * dim;
-  for (int64_t piece = 1; piece < call.pieces; ++piece)
+  for (int64_t piece = 1; piece < call.piece_count; ++piece)
     for (int64_t j = 0; j < width; ++j) total[j] += total[piece * width + j];
 
   Tensors gradients{d_x.to(x.scalar_type()), d_f.to(f.scalar_type())};

@@ -164,8 +164,8 @@ struct Group {
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
   static constexpr int kUnroll = NV ? 1 : 4;  // not of R, on which a row's bits must not depend
 
-  // One for each row. Copies, or every use would load it again, since a store to a row might have changed it; not of
-  // short rows, which use a number a few times at most.
+  // A number of each row. Of long rows it is copied to registers, since a store to a row might change what is in memory,
+  // so that every use would load it again; short rows use a number a few times at most and read memory.
   using Numbers = std::conditional_t<NV != 0, const float*, std::array<float, R>>;
 
   struct Step {

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import write_bytes
+from fairseq_rskip.files import cache_folder, write_bytes
 
 VERSION = "0.12.2"
 # What an index is given. Raise the number behind "post" before another upload: a version can be
@@ -185,16 +185,11 @@ def build(folder: Path) -> Path:
 
 
 def cached_wheel() -> Path:
-    """Where the wheel for this interpreter is kept: ``$RSKIP_CACHE``, else a folder below
-    ``$XDG_CACHE_HOME``.
-    """
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = os.environ.get("RSKIP_CACHE") or Path(caches, "fairseq_rskip")
+    """Where the wheel for this interpreter is kept. Raises as :func:`.files.cache_folder`."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = re.sub("[-.]", "_", sysconfig.get_platform())
-    return Path(
-        folder, f"{DISTRIBUTION}-{wheel_version()}-{python}-{python}{sys.abiflags}-{platform}.whl"
-    )
+    name = f"{DISTRIBUTION}-{wheel_version()}-{python}-{python}{sys.abiflags}-{platform}.whl"
+    return cache_folder() / name
 
 
 def interpreters() -> dict[str, str]:
@@ -275,7 +270,8 @@ def run(argv: list[str] | None) -> None:
         return
     wheel = cached_wheel().absolute()
     if options.missing:
-        print(*([] if wheel.exists() else missing_packages()))
+        packages = [] if wheel.exists() else missing_packages()
+        print(" ".join(packages))
         return
     if not wheel.exists():
         with tempfile.TemporaryDirectory(prefix="fairseq-build-") as folder:

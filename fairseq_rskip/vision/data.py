@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..console import print_line
 from ..errors import UserError
-from ..files import make_folder, writing
+from ..files import cache_folder, make_folder, writing
 from ..safe_load import CheckpointError, load_checkpoint
 from .config import FOLDER, Config
 from .image_files import SIZE, Split, decode_all, find_images, unpack
@@ -105,7 +105,8 @@ def load(config: Config) -> ImageSet:
 def _load_all(config: Config) -> ImageSet:
     if config.data.startswith(FOLDER):
         folder = Path(config.data.removeprefix(FOLDER)).expanduser()
-        return load_image_folder(folder, Path(config.cache).expanduser())
+        cache = Path(config.cache).expanduser() if config.cache else cache_folder()
+        return load_image_folder(folder, cache)
     if config.data == "digits":
         return _digits()
     return _cifar(config.data, Path(config.data_dir).expanduser())

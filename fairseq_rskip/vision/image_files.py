@@ -126,6 +126,8 @@ def decode(file: Path) -> Tensor:
 
     if not file.is_file():
         raise UserError(f"{file} is not a regular file: expected an image")
+    if file.stat().st_size == 0:
+        raise UserError(f"the image {file} is empty: expected an image")
     if file.stat().st_size > MAX_IMAGE_BYTES:
         raise UserError(f"the image {file} has more than {MAX_IMAGE_BYTES // 2**20} MiB")
     try:

@@ -20,7 +20,6 @@ ABOUT = (
 MORE = "docs/cifar.md has the commands of the paper's rows, and those for several GPUs.\n"
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
-CACHE = "~/.cache/fairseq_rskip"
 WHOLE = 64_000  # updates of the paper's schedule
 WARM_UP = 400  # updates of its warm-up
 
@@ -50,7 +49,7 @@ class Settings:
 
     data: str = _data("cifar10", "cifar10, cifar100, digits or imagefolder:PATH")
     data_dir: str = _data("data", "folder that CIFAR is downloaded to", free=True)
-    cache: str = _data(CACHE, "folder of decoded image folders", free=True)
+    cache: str = _data("", "folder of decoded image folders (~/.cache/fairseq_rskip)", free=True)
     train_images: int = _data(0, "train on N images, balanced over classes; 0: all")
     valid_images: int = _data(0, "hold out N training images for validation")
     crop: int = _data(4, "padding of the random crop in pixels; 0: no crop")

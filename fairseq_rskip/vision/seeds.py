@@ -27,8 +27,14 @@ def train_all(config: Config, group: Group) -> None:
     Raises ``UserError`` for what the device, the number of processes or the images do not allow.
     """
     _check_processes(config, group)
-    _prepare_device(group.device)
+    on_cpu = group.device.type == "cpu"
+    if on_cpu:
+        keep_freed_memory()
+    else:
+        torch.backends.cudnn.benchmark = True  # every batch has the same shape
     images = _read_images(config, group)
+    if on_cpu:
+        load_operator()  # after what may be wrong with the images: it may take half a minute
     identity = identity_of(config, images)
     _check_other_seeds(config, identity)
 
@@ -49,14 +55,6 @@ def _check_processes(config: Config, group: Group) -> None:
         raise UserError(
             f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes"
         )
-
-
-def _prepare_device(device: torch.device) -> None:
-    if device.type == "cpu":
-        keep_freed_memory()
-        load_operator()
-    else:
-        torch.backends.cudnn.benchmark = True  # every batch has the same shape
 
 
 def _read_images(config: Config, group: Group) -> ImageSet:

@@ -15,7 +15,7 @@ from fairseq.data import Dictionary, data_utils
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.prepare import main, stages, subwords
+from fairseq_rskip.tools.prepare import main, sources, stages, subwords
 from fairseq_rskip.tools.prepare.stages import Stages, unknown_words
 from fairseq_rskip.tools.prepare.text import content_hash, documents, draw_documents
 
@@ -295,20 +295,20 @@ def plan_of(out, source, tgt="", **choices):
     return stages.Preparation("mine", out, source, "en", tgt, **{**settings, **choices})
 
 
-OWN_TEXT = stages.Documents(Path("text"), document_lines=0, held_out=0.05)
+OWN_TEXT = sources.Documents(Path("text"), document_lines=0, held_out=0.05)
 
 
-PUBLISHED_TEXT = stages.Published([], {}, {}, document_lines=0, at_titles=False)
+PUBLISHED_TEXT = sources.Published([], {}, {}, document_lines=0, at_titles=False)
 
 
-OWN_PAIRS = stages.Pairs({})
+OWN_PAIRS = sources.Pairs({})
 
 
 def test_blank_lines_do_not_count_for_the_number_of_subwords(tmp_path, capsys):
     """4,999 lines are below the table's 5,000, however many blank ones end documents."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train.en").write_text("a b c\n" * 4999 + "\n" * 1000)
-    assert stages.follow_corpus(plan_of(tmp_path, OWN_TEXT, bpe_size=None)) == 500
+    assert stages.choose_bpe_size(plan_of(tmp_path, OWN_TEXT, bpe_size=None)) == 500
     assert "mine: 500 subwords for 4,999 training lines; " in capsys.readouterr().out
 
 

@@ -149,6 +149,9 @@ def test_a_damaged_jpeg_is_named(tmp_path, ending):
     path.write_bytes(b"no image")
     with pytest.raises(UserError, match=f"{path} cannot be decoded: Pillow knows no such format$"):
         decode(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=f"^the image {path} is empty: expected an image$"):
+        decode(path)
 
 
 def replaced_by(make):

@@ -62,10 +62,11 @@ def _own_rules(model: Any) -> str:
 
 def escape(value: Any) -> str:
     """``value`` as one line of plain text in Markdown: neither HTML nor Markdown in it has an
-    effect.
+    effect, but for a bare address, which some readers make a link.
     """
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
+    # not an underscore inside a word, which has no effect and is in most names
+    return re.sub(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^[#>+-])", r"\\\1", text)
 
 
 @dataclass(frozen=True)

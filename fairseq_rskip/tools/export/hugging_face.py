@@ -330,5 +330,5 @@ def own_weights(decoder: Any) -> dict[str, Tensor]:
 
 
 def stored(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors takes them, all of the embedding's type, none shared."""
+    """Copies of the tensors, as safetensors takes them: none shared, all contiguous."""
     return {name: value.detach().clone().contiguous() for name, value in weights.items()}

@@ -61,8 +61,12 @@ def read_list(path: Path, source: str = "") -> list[Archive]:
         raise UserError(f"there is no list of archives {path}")
     if source and "://" not in source and not Path(source).is_dir():
         raise UserError(f"--from {source}: expected a folder or a URL")
+    try:
+        rows = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"the list of archives {path} is no UTF-8 text") from None
     archives = []
-    for row in path.read_text("utf-8").splitlines():
+    for row in rows:
         if not row or row.startswith("#"):
             continue
         match = ROW.fullmatch(row)

@@ -1,258 +1,32 @@
-"""``rskip prepare``: the command line, and from it to a ``Preparation``."""
+"""``rskip prepare``: from the command line to a ``Preparation``, which is carried out."""
 
 import argparse
 import filecmp
-import math
-import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.console import Parser, between, print_line, whole_number
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import RESUME, UserError, did_you_mean, exit_status
 from fairseq_rskip.files import lock_holder, locked
-from fairseq_rskip.machine import all_cores
 from fairseq_rskip.tools.corpus import DATA, NAMES, SPLITS, folder_name
-from fairseq_rskip.tools.prepare import stages
+from fairseq_rskip.tools.prepare import sources, stages
 from fairseq_rskip.tools.prepare.archives import read_list
-from fairseq_rskip.tools.prepare.languages import UNDETERMINED, language
+from fairseq_rskip.tools.prepare.languages import UNDETERMINED
+from fairseq_rskip.tools.prepare.options import (
+    CORPORA,
+    OWN_PAIRS,
+    PAIRS,
+    SENTENCEPIECE,
+    TEXT,
+    Kind,
+    all_options,
+    read,
+)
 from fairseq_rskip.tools.prepare.text import text_files
 from fairseq_rskip.tools.process import CHECKOUT, stop_on_signals
 
 FOLDER = CHECKOUT / "data-prep"  # has what is particular to published corpora
-PAIRS, TEXT = "corpus", "text"  # your own text in two languages, or in one
-SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
-BPE = (SUBWORD_NMT, SENTENCEPIECE, "none")
-CORPORA = [name for name in NAMES if name != "numbers"]
-OWN_PAIRS = "--src en --tgt de --train-src FILE --train-tgt FILE ... FOLDER"
-USAGE = f"""rskip prepare CORPUS [option ...] [FOLDER]
-       rskip prepare {OWN_PAIRS}
-       rskip prepare --text FILE-or-FOLDER [--lang en] [option ...] FOLDER"""
-ABOUT = f"""Make FOLDER/data-bin, which training and evaluation take, from a published corpus or
-from your own text. CORPUS is {", ".join(CORPORA)};
-FOLDER is data/CORPUS below the current folder by default."""
-ABOUT_PAIRS = "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq."
-ABOUT_TEXT = "Prepare your own text (UTF-8) for a language model, split by documents."
-ABOUT_PUBLISHED = (
-    "Download a published corpus and prepare it for fairseq; FOLDER is data/CORPUS by default."
-)
-RESUMES = (
-    "Each stage runs once: after an interruption or an error the same command resumes where it "
-    "stopped."
-)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is prepared: ``PAIRS``, ``TEXT``, or a row of corpora.yaml by name, with its values."""
-
-    name: str
-    targets: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is your own text."""
-        return self.name in (PAIRS, TEXT)
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether it has two languages."""
-        return self.name == PAIRS or any(self.targets)
-
-
-def absolute(text: str) -> Path:
-    """A type for argparse: the absolute path of a file or folder of your own text."""
-    return Path(os.path.abspath(text))
-
-
-def check_existing(options: argparse.Namespace) -> None:
-    """Raise ``UserError`` with a line for each file of your own text that does not exist."""
-    names = ["text", *(f"{split}_{side}" for split in SPLITS for side in ("src", "tgt"))]
-    missing = []
-    for name in names:
-        path = getattr(options, name, None)
-        if path is not None and not path.exists():
-            missing.append(f"--{name.replace('_', '-')}: {path} does not exist")
-    if missing:
-        raise UserError("\nerror: ".join(missing))
-
-
-def add_published(group: Any) -> None:
-    """Add where a published corpus's archives come from."""
-    group.add_argument(
-        "--from",
-        dest="mirror",
-        default="",
-        metavar="DIR-or-URL",
-        help="take the archives from a folder or a mirror",
-    )
-    group.add_argument(
-        "--archives",
-        type=Path,
-        metavar="FILE",
-        help="use this list, not data-prep/archives/CORPUS.tsv",
-    )
-
-
-def add_own_pairs(group: Any) -> None:
-    """Add your own parallel text."""
-    code = {"type": language, "required": True, "metavar": "LANG"}
-    group.add_argument("--src", **code, help="language code of the source, such as en")
-    group.add_argument("--tgt", **code, help="language code of the target")
-    for split in SPLITS:
-        for side in ("src", "tgt"):
-            group.add_argument(
-                f"--{split}-{side}",
-                type=absolute,
-                required=True,
-                metavar="FILE",
-                help=f"{split} text, may be gzipped",
-            )
-
-
-def add_own_text(group: Any) -> None:
-    """Add your own text in one language."""
-    group.add_argument(
-        "--text",
-        type=absolute,
-        required=True,
-        metavar="PATH",
-        help="a text file, maybe gzipped, with blank lines between documents; "
-        "or a folder of *.txt documents",
-    )
-    group.add_argument(
-        "--lang",
-        type=language,
-        default=UNDETERMINED,
-        metavar="LANG",
-        help="language code of the text, such as cs (default: und, for undetermined)",
-    )
-    group.add_argument(
-        "--lines", type=whole_number(1), default=0, metavar="N", help="a document has N lines"
-    )
-    group.add_argument(
-        "--held-out",
-        type=between(0, 0.5),
-        default=0.05,
-        metavar="P",
-        help="share of the documents for validation, and for the test (0.05)",
-    )
-
-
-def add_own(group: Any) -> None:
-    """Add what both kinds of your own text have."""
-    group.add_argument(
-        "--tokenizer",
-        choices=["moses", "none"],
-        help="none: the text is tokenised already (moses; with sentencepiece none)",
-    )
-    group.add_argument("--name", default="", help="name of the corpus (default: FOLDER's name)")
-
-
-def add_subwords(group: Any, bpe: str, size: int | None) -> None:
-    """Add what all texts have; ``bpe`` and ``size`` are the defaults, None follows the corpus."""
-    group.add_argument("--bpe", choices=BPE, default=bpe, help=f"kind of subwords ({bpe})")
-    group.add_argument(
-        "--bpe-size",
-        type=whole_number(1),
-        default=size,
-        metavar="N",
-        help=f"merges, or sentencepiece's vocabulary ({size or 'by the size of the corpus'})",
-    )
-    group.add_argument(
-        "--normalise-punctuation",
-        action="store_true",
-        help="make quotes and dashes ASCII first",
-    )
-    group.add_argument(
-        "--replace",
-        action="store_true",
-        help="make FOLDER/data-bin again where it was made from other text or options",
-    )
-    group.add_argument(
-        "--workers",
-        type=whole_number(1),
-        default=all_cores(),
-        metavar="N",
-        help="number of processes (all cores)",
-    )
-
-
-def add_pairs(group: Any) -> None:
-    """Add what all texts in two languages have."""
-    group.add_argument("--separate", action="store_true", help="subwords for each language")
-    group.add_argument(
-        "--max-length",
-        type=whole_number(1),
-        default=250,
-        metavar="N",
-        help="longest training sentence in subwords (250)",
-    )
-    group.add_argument(
-        "--max-ratio",
-        type=between(1, math.inf),
-        default=1.5,
-        metavar="X",
-        help="drop training pairs above this ratio of lengths (1.5)",
-    )
-
-
-def all_options() -> Parser:
-    """Every form of the command at once."""
-    parser = Parser(prog="rskip prepare", usage=USAGE, description=ABOUT, epilog=RESUMES)
-    add_subwords(
-        parser.add_argument_group("all", "With --text, --bpe is sentencepiece by default."),
-        SUBWORD_NMT,
-        None,
-    )
-    add_pairs(parser.add_argument_group("two languages"))
-    add_published(parser.add_argument_group("a published corpus"))
-    add_own_pairs(parser.add_argument_group("your own text in two languages"))
-    add_own_text(parser.add_argument_group("your own text in one language"))
-    add_own(parser.add_argument_group("your own text"))
-    return parser
-
-
-def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
-    """The options ``words`` for ``kind``. Raises ``UserError``."""
-    about = {PAIRS: ABOUT_PAIRS, TEXT: ABOUT_TEXT}.get(kind.name, ABOUT_PUBLISHED)
-    parser = Parser(prog=prog, description=about, epilog=RESUMES)
-    parser.add_argument(
-        "folder",
-        nargs=None if kind.is_own else "?",
-        metavar="FOLDER",
-        type=Path,
-        help="write FOLDER/data-bin",
-    )
-    if kind.name == PAIRS:
-        add_own_pairs(parser)
-    if kind.name == TEXT:
-        add_own_text(parser)
-    if kind.is_own:
-        add_own(parser)
-    else:
-        add_published(parser)
-    if len(kind.targets) > 1:
-        parser.add_argument(
-            "--tgt",
-            choices=kind.targets,
-            default=kind.targets[0],
-            metavar="LANG",
-            help=f"{' or '.join(kind.targets)} ({kind.targets[0]})",
-        )
-    elif kind.targets:
-        parser.set_defaults(tgt=kind.targets[0])
-    bpe = SENTENCEPIECE if kind.name == TEXT else SUBWORD_NMT
-    add_subwords(parser, kind.values.get("bpe", bpe), kind.values.get("bpe-size"))
-    if kind.has_pairs:
-        add_pairs(parser)
-    else:
-        parser.set_defaults(separate=False, max_length=0, max_ratio=0.0)
-    options = parser.parse_args(words)
-    check_existing(options)
-    return options
 
 
 def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
@@ -274,10 +48,7 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
             "--normalise-punctuation is done by Moses, and this text is not tokenised: "
             "expected --tokenizer moses, and --bpe subword-nmt or none"
         )
-    if set(str(settings["out"])) & {",", ":"}:
-        raise UserError(
-            f"FOLDER {settings['out']}: fairseq splits paths at commas and colons; expected neither"
-        )
+    _check_folder(settings["out"])
     if settings["src"] == UNDETERMINED and settings["tokenizer"] == "moses":
         print_line("note: words are split by the rules for English; --lang changes it", "stderr")
     return stages.Preparation(
@@ -291,6 +62,18 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
         workers=options.workers,
         replace=options.replace,
     )
+
+
+def _check_folder(out: Path) -> None:
+    """Raise ``UserError`` for a path that fairseq or preparation.json cannot have."""
+    if set(str(out)) & {",", ":"}:
+        raise UserError(
+            f"FOLDER {out}: fairseq splits paths at commas and colons; expected neither"
+        )
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"FOLDER {str(out)!a}: expected a name in UTF-8") from None
 
 
 def _own_name(options: argparse.Namespace) -> str:
@@ -328,7 +111,7 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "corpus": _own_name(options),
         "out": options.folder.absolute(),
-        "source": stages.Pairs(files),
+        "source": sources.Pairs(files),
         "src": options.src,
         "tgt": options.tgt,
     }
@@ -336,10 +119,16 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
 
 def _own_text(options: argparse.Namespace) -> dict[str, Any]:
     text_files(options.text)  # a folder without text is refused before anything is written
+    out = options.folder.absolute()
+    if options.text.is_dir() and out.is_relative_to(options.text):
+        raise UserError(
+            f"FOLDER {out} is in --text {options.text}, every *.txt file of which is text: "
+            "expected a FOLDER outside of it"
+        )
     return {
         "corpus": _own_name(options),
-        "out": options.folder.absolute(),
-        "source": stages.Documents(options.text, options.lines, options.held_out),
+        "out": out,
+        "source": sources.Documents(options.text, options.lines, options.held_out),
         "src": options.lang,
         "tgt": "",
     }
@@ -351,7 +140,7 @@ def _published(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "corpus": corpus,
         "out": (options.folder or DATA / corpus).absolute(),
-        "source": stages.Published(
+        "source": sources.Published(
             archives=read_list(listed, options.mirror),
             members=kind.values["unpack"],
             parts={split: kind.values[split] for split in SPLITS if split in kind.values},

@@ -22,46 +22,12 @@ from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.corpus import PREPARATION, SPLITS
 from fairseq_rskip.tools.prepare import archives, subwords, text
+from fairseq_rskip.tools.prepare.sources import Published, Source
 from fairseq_rskip.tools.process import follow
 
 FORMAT = "2"  # of the stages' files; another number makes all of them again
 KEY = ".key"
 MOST_UNKNOWN = 1.0  # percent of a held-out text; subwords of one kind of text leave below a tenth
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Your own parallel text: by split, the files of source and target."""
-
-    files: dict[str, tuple[Path, Path]]
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Your own text: a file or a folder.
-
-    A document has ``document_lines`` lines; with 0, a blank line ends it.
-    """
-
-    path: Path
-    document_lines: int
-    held_out: float  # share of the documents for validation, and for the test
-
-
-@dataclass(frozen=True)
-class Published:
-    """A published corpus: archives, the members that are needed, and by split its parts below OUT.
-
-    ``document_lines`` and ``at_titles`` say where a document of a text ends: ``text.documents``.
-    A ``held_out`` above 0 is the share of a text's documents for validation, and for the test.
-    """
-
-    archives: list[archives.Archive]
-    members: dict[str, str]
-    parts: dict[str, list[str]]
-    document_lines: int
-    at_titles: bool
-    held_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +39,7 @@ class Preparation:
 
     corpus: str
     out: Path
-    source: Pairs | Documents | Published
+    source: Source
     src: str
     tgt: str
     tokenizer: str
@@ -113,20 +79,25 @@ def prepare(plan: Preparation) -> None:
     source = plan.source
     if isinstance(source, Published):
         archives.fetch_all(source.archives, plan.out / "archives", plan.corpus)
-    stages = Stages(plan.corpus, plan.out, identity(source), plan.replace)
+    chain = Stages(plan.corpus, plan.out, source.identity(), plan.replace)
     if isinstance(source, Published) and source.members:
         members = source.members
-        stages.make("unpacked", lambda part: unpack(plan.out, members, part), members)
-    stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *splitting(source))
-    stages.make(
+        chain.make("unpacked", lambda part: unpack(plan.out, members, part), members)
+    chain.make(
+        "raw",
+        lambda part: source.write_raw(plan.out, part, plan.languages),
+        *plan.languages,
+        *source.splitting(),
+    )
+    chain.make(
         "text",
         lambda part: tokenise(plan, part),
         plan.tokenizer,
         plan.normalise_punctuation,
     )
     if plan.bpe_size is None and plan.bpe != "none":
-        plan = dataclasses.replace(plan, bpe_size=follow_corpus(plan))
-    stages.make(
+        plan = dataclasses.replace(plan, bpe_size=choose_bpe_size(plan))
+    chain.make(
         "subwords",
         lambda part: split_words(plan, part),
         plan.bpe,
@@ -135,22 +106,12 @@ def prepare(plan: Preparation) -> None:
         plan.max_length,
         plan.max_ratio,
     )
-    stages.make("data-bin", lambda part: binarise(plan, part), plan.corpus)
+    chain.make("data-bin", lambda part: binarise(plan, part), plan.corpus)
     print_line(
         f"{plan.corpus}: ready: {plan.out / 'data-bin'}; its preparation.json has the numbers of "
         "sentences, tokens and unknown words"
     )
     print_warnings(plan)
-
-
-def splitting(source: Pairs | Documents | Published) -> list[Any]:
-    """How the splits are made of ``source``'s text; the stage ``raw`` depends on it."""
-    if isinstance(source, Pairs):
-        return []
-    if isinstance(source, Documents):
-        return [source.document_lines, source.held_out]
-    how = [source.parts, source.document_lines, source.at_titles]
-    return [*how, source.held_out] if source.held_out else how
 
 
 def print_warnings(plan: Preparation) -> None:
@@ -245,8 +206,7 @@ class Stages:
     def _begin(self, part: Path) -> None:
         """Empty ``part``, unless an earlier call began it from the same inputs."""
         if _read_key(part) != self.key:
-            if part.exists():
-                shutil.rmtree(part)
+            _remove(part)
             part.mkdir()
             (part / KEY).write_text(self.key)
         for unfinished in part.rglob(f".*{PART}"):  # begun by a killed step
@@ -270,25 +230,19 @@ def _check_is_a_stage(folder: Path) -> None:
 
 def _put_in_place(part: Path, folder: Path, replaced: Path) -> None:
     """Rename ``part`` to ``folder``, whose old content is called ``replaced`` meanwhile."""
-    if replaced.exists():  # an earlier process was killed below
-        shutil.rmtree(replaced)
+    _remove(replaced)  # an earlier process was killed below
     if folder.exists():
         folder.rename(replaced)
     part.rename(folder)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    _remove(replaced)
 
 
-def identity(source: Pairs | Documents | Published) -> str:
-    """Checksums of the content, which distinguish one text from another."""
-    if isinstance(source, Published):
-        return " ".join(archive.digits for archive in source.archives)
-    if isinstance(source, Documents):
-        return text.content_hash(source.path)
-    checksums = []
-    for split in SPLITS:
-        checksums += [text.content_hash(path) for path in source.files[split]]
-    return " ".join(checksums)
+def _remove(folder: Path) -> None:
+    """Remove a stage's folder, if it is there; of a link to one only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
 
 
 def unpack(out: Path, members: dict[str, str], part: Path) -> None:
@@ -298,38 +252,6 @@ def unpack(out: Path, members: dict[str, str], part: Path) -> None:
         if not done.exists():
             archives.unpack(out / "archives" / name, pattern, part)
             done.touch()
-
-
-def make_raw(plan: Preparation, part: Path) -> None:
-    """{train,valid,test}.LANGUAGE as published."""
-    source = plan.source
-    every_split = [part / f"{split}.{plan.src}" for split in SPLITS]
-    if isinstance(source, Documents):
-        text.draw_documents(source.path, every_split, source.held_out, source.document_lines)
-        return
-    if isinstance(source, Published) and source.held_out:
-        (name,) = source.parts["train"]
-        text.draw_documents(
-            plan.out / name,
-            every_split,
-            source.held_out,
-            source.document_lines,
-            source.at_titles,
-        )
-        return
-    for split in SPLITS:
-        if all((part / f"{split}.{language}").exists() for language in plan.languages):
-            continue
-        prefix = part / split
-        if isinstance(source, Pairs):
-            text.join(prefix, plan.src, plan.tgt, [source.files[split]])
-        elif plan.tgt:
-            parts = [plan.out / name for name in source.parts[split]]
-            text.join_parts(prefix, plan.src, plan.tgt, parts)
-        else:
-            path = plan.out / source.parts[split][0]
-            targets = [part / f"{split}.{plan.src}"]
-            text.draw_documents(path, targets, 0.0, source.document_lines, source.at_titles)
 
 
 def encode(
@@ -351,7 +273,7 @@ def tokenise(plan: Preparation, part: Path) -> None:
             encode(plan, language, raw, part, encoders.make_moses, language, normalises)
 
 
-def follow_corpus(plan: Preparation) -> int:
+def choose_bpe_size(plan: Preparation) -> int:
     """Choose the number of subwords for the training text, and print it."""
     text_lines = lines.read(plan.out / "text" / f"train.{plan.src}")
     count = sum(1 for line in text_lines if line)  # a blank one ends a document

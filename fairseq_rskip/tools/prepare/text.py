@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,8 @@ def draw_documents(
     size = max(1, round(held_out * count))
     if count <= size * others:
         raise UserError(
-            f"expected at least {size * others + 1} documents in {source}, found {count}: put a "
-            "blank line after each, or give --lines N for documents of N lines"
+            f"expected at least {size * others + 1} documents in {source}, found {count}: "
+            f"{_more_documents(source, held_out, count)}"
         )
     target_of = {}  # number of a held-out document -> the target that gets it
     for order, number in enumerate(random.Random(1).sample(range(count), size * others)):
@@ -172,13 +173,22 @@ def draw_documents(
             output.write("\n".join([*document, "", ""]))
 
 
+def _more_documents(source: Path, held_out: float, count: int) -> str:
+    """What to do where too few documents are left for the training."""
+    if count > 2:
+        return f"give a smaller --held-out than {held_out:g}"
+    if source.is_dir():
+        return "every file is a document, so add files"
+    return "put a blank line after each, or give --lines N for documents of N lines"
+
+
 @contextlib.contextmanager
 def mapper(
     make: Callable, arguments: tuple, workers: int
 ) -> Iterator[Callable[[Iterable[str]], Iterator[str]]]:
     """A function from lines to ``make(*arguments)(line)`` of each, in order.
 
-    ``make`` is called in each process.
+    ``make`` is called in each process. Raises ``UserError`` where one of them is killed.
     """
     # here first: its errors are reported, and workers that are forked inherit its imports
     function = make(*arguments)
@@ -196,6 +206,11 @@ def mapper(
 
     try:
         yield mapped
+    except BrokenProcessPool:
+        raise UserError(
+            "one of the processes was killed, perhaps out of memory: give a smaller --workers; "
+            "the same command resumes"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
