@@ -1,4 +1,4 @@
-"""A training that was stopped goes on as it began, or says why not."""
+"""A stopped training continues as it began, or says why it cannot."""
 
 import os
 import re
