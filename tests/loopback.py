@@ -16,11 +16,13 @@ WEB_PAGE = (
 class Answer:
     """What a path answers.
 
-    It misbehaves (status, drop_at, stall_at) for the first ``times`` GETs, None: for ever.
+    It misbehaves (status, not_http, drop_at, stall_at) for the first ``times`` GETs; None: for
+    ever.
     """
 
     body: bytes = b""
     status: int = 200
+    not_http: bytes = b""  # sent in place of an HTTP answer
     times: int | None = None
     ranges: bool = True  # honours Range; otherwise sends everything, with 200
     # closes the connection after this byte of the body; of several, each GET has its turn
@@ -74,6 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
         bad = answer.times is None or len(self.loopback.gets(path[1:])) <= answer.times
         if answer.status != 200 and bad:
             return self.send_error(answer.status)
+        if answer.not_http and bad:
+            self.wfile.write(answer.not_http)
+            return
         start, size = (
             int(wanted[len("bytes=") : -1]) if wanted and answer.ranges else 0,
             len(answer.body),

@@ -1,11 +1,13 @@
 """Archives over a loopback server: what is fetched, checked, resumed and unpacked."""
 
+import errno
 import gzip
 import hashlib
 import random
 import shutil
 import subprocess
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,8 @@ from fairseq_rskip.tools.prepare import archives
 DATA = gzip.compress(random.Random(1).randbytes(300_000), mtime=0)
 OTHER = gzip.compress(random.Random(2).randbytes(300_000), mtime=0)
 SHA = "sha256:" + hashlib.sha256(DATA).hexdigest()
+
+pytestmark = pytest.mark.timeout(60)  # a download that never gives up must not stop the suite
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ class Place:
 
     def row(self, *urls, name="a.gz", size="-", checksum=SHA):
         with open(self.list, "a", encoding="utf-8") as file:
-            file.write("\t".join([name, str(size), checksum, *urls]) + "\n")
+            file.write("\t".join([name, str(size), checksum, *map(str, urls)]) + "\n")
 
     def fetch(self, source=""):
         """What is printed."""
@@ -103,25 +107,48 @@ def test_a_copy_of_your_own_needs_no_room_for_a_download(place, tmp_path):
     ("kind", "command"),
     [("git-blob", "git hash-object"), ("sha256", "sha256sum"), ("md5", "md5sum")],
 )
-def test_checksums_are_those_of_other_programs(place, kind, command):
-    path = place.archives / "file"
+def test_archives_have_the_checksums_of_other_programs(place, tmp_path, kind, command):
+    path = tmp_path / "a.gz"
     path.write_bytes(DATA)
     expected = subprocess.run(
         [*command.split(), path], check=True, capture_output=True, text=True
     ).stdout.split()[0]
-    assert archives.checksum(kind, path) == expected
+    place.row("http://unused.invalid/a.gz", checksum=f"{kind}:{expected}")
+    assert place.fetch(tmp_path) == f"c: a.gz: fetched, {kind} checked\n"
 
 
 @pytest.mark.parametrize(
     ("trouble", "asked"),
-    [({"drop_at": 100_000}, "bytes=100000-"), ({"stall_at": 0}, None)],
-    ids=["drop", "stall"],
+    [
+        ({"drop_at": 100_000}, "bytes=100000-"),
+        ({"drop_at": len(DATA) - 1}, f"bytes={len(DATA) - 1}-"),
+        ({"stall_at": 0}, None),
+        ({"not_http": b"no HTTP\r\n"}, None),
+    ],
+    ids=["drop", "drop of the last byte", "stall", "no HTTP"],
 )
 def test_a_broken_transfer_is_resumed(server, place, trouble, asked):
     server.answers["/a.gz"] = Answer(DATA, times=1, **trouble)
     place.row(server.url("a.gz"))
     assert "fetched" in place.fetch() and place.files() == {"a.gz": DATA}
     assert server.gets("a.gz") == [None, asked]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_final_refusal_is_not_asked_again(server, place, status):
+    server.answers["/a.gz"] = Answer(status=status)
+    place.row(server.url("a.gz"))
+    assert f"HTTP Error {status}" in place.fails()
+    assert len(server.gets("a.gz")) == 1
+
+
+def test_tries_are_counted_again_after_one_that_brought_bytes(server, place):
+    """Of every four tries the first brings bytes and three bring none."""
+    stops = [100_000] * 4 + [200_000] * 4
+    server.answers["/a.gz"] = Answer(DATA, drop_at=(len(DATA), *stops))
+    place.row(server.url("a.gz"))
+    assert "fetched" in place.fetch() and place.files() == {"a.gz": DATA}
+    assert len(server.gets("a.gz")) == len(stops) + 1
 
 
 def test_a_server_that_begins_again_each_time_is_given_up(server, place):
@@ -142,6 +169,14 @@ def test_the_part_is_resumed_by_the_next_url_and_the_next_run(server, place):
     server.answers["/1.gz"] = Answer(DATA)
     assert "fetched" in place.fetch() and place.files() == {"a.gz": DATA}
     assert server.gets("2.gz")[0] == "bytes=100000-" and server.gets("1.gz")[-1] == "bytes=200000-"
+
+
+def test_a_wrong_file_is_kept_as_bad_and_the_next_url_starts_from_nothing(server, place):
+    server.answers["/1.gz"] = Answer(WEB_PAGE)
+    server.answers["/2.gz"] = Answer(DATA)
+    place.row(server.url("1.gz"), server.url("2.gz"))
+    assert "fetched" in place.fetch()
+    assert place.files() == {"a.gz": DATA, "a.gz.bad": WEB_PAGE}
 
 
 def test_a_part_of_another_file_does_not_count_as_progress(server, place):
@@ -188,6 +223,58 @@ def test_from_a_folder_or_a_url(server, place, tmp_path):
     assert "/none: expected a folder or a URL" in place.fails(mirror / "none")
 
 
+def test_a_file_in_the_place_of_a_folder_of_archives_is_refused(place, tmp_path):
+    (tmp_path / "a.gz").write_bytes(DATA)
+    place.row("https://example.org/a.gz")
+    assert "/a.gz: expected a folder or a URL" in place.fails(tmp_path / "a.gz")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"<!DOCTYPE html>\n<title>Sign in</title>", b"<HTML><title>Sign in</title></HTML>"],
+    ids=["doctype", "html"],
+)
+def test_a_web_page_in_the_place_of_an_archive_is_called_one(place, tmp_path, page):
+    (tmp_path / "a.gz").write_bytes(page)
+    place.row("https://example.org/a.gz")
+    assert "a.gz: wrong checksum (a web page)" in place.fails(tmp_path)
+
+
+def test_the_url_beside_a_path_is_taken_where_the_path_is_missing(server, place, tmp_path):
+    place.row(tmp_path / "none.gz", server.url("a.gz"))
+    assert "the same command resumes" in place.fails()
+    server.answers["/a.gz"] = Answer(DATA)
+    assert "fetched" in place.fetch()
+
+
+def test_an_archive_that_is_fetched_is_no_longer_needed_in_the_folder(place, tmp_path):
+    (tmp_path / "a.gz").write_bytes(DATA)
+    place.row("https://example.org/a.gz")
+    place.fetch(tmp_path)
+    (tmp_path / "a.gz").unlink()
+    assert "up to date" in place.fetch(tmp_path)
+
+
+def test_an_archive_in_a_folder_is_linked_even_through_a_symbolic_link(place, tmp_path):
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "published.gz").write_bytes(DATA)
+    (tmp_path / "mirror" / "a.gz").symlink_to("../published.gz")
+    place.row("https://example.org/a.gz")
+    assert "fetched" in place.fetch(tmp_path / "mirror")
+    file = place.archives / "a.gz"
+    assert file.samefile(tmp_path / "published.gz") and not file.is_symlink()
+
+
+def test_an_archive_is_copied_where_it_cannot_be_linked(place, tmp_path, monkeypatch):
+    def link(source, target):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(archives.os, "link", link)
+    (tmp_path / "a.gz").write_bytes(DATA)
+    place.row("https://example.org/a.gz")
+    assert "fetched" in place.fetch(tmp_path) and place.files() == {"a.gz": DATA}
+
+
 def test_a_folder_that_lacks_archives_is_told_which(place, tmp_path):
     mirror = tmp_path / "mirror"
     mirror.mkdir()
@@ -229,11 +316,21 @@ def test_the_lists_of_the_project():
     assert len({tuple(row[:3]) for row in rows}) == len({row[0] for row in rows})
 
 
-def test_no_connection(place):
+def test_a_server_that_does_not_answer_is_tried_again_after_pauses(place, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(archives.time, "sleep", pauses.append)
     with Loopback() as server:
         url = server.url("a.gz")
     place.row(url)
     assert "127.0.0.1" in place.fails()
+    assert pauses == [archives.DELAY] * (archives.TRIES - 1)
+
+
+def test_a_list_may_have_comments_and_empty_lines(place, tmp_path):
+    (tmp_path / "a.gz").write_bytes(DATA)
+    place.list.write_text("# a comment\n\n")
+    place.row("https://example.org/a.gz")
+    assert "fetched" in place.fetch(tmp_path)
 
 
 @pytest.mark.parametrize("row", ["a.gz\t-\tsha256:12\thttp://x", "a.gz - sha256", "../a\t-\tx\ty"])
@@ -251,6 +348,18 @@ def test_only_the_members_that_are_needed_are_unpacked(tmp_path, mode):
         "a.en": b"one",
         "a.de": b"eins",
     }
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_folders_and_links_in_an_archive_are_left_out(tmp_path, kind):
+    folder = tmp_path / "published" / "dev"
+    folder.mkdir(parents=True)
+    (folder / "a.en").write_bytes(b"one")
+    (folder / "link").symlink_to(".", target_is_directory=True)
+    path = shutil.make_archive(tmp_path / "x", kind, folder.parent)
+    archives.unpack(Path(path), "*", tmp_path / "out")
+    dev = tmp_path / "out" / "dev"
+    assert sorted((tmp_path / "out").rglob("*")) == [dev, dev / "a.en"]
 
 
 def test_a_member_outside_of_the_folder_is_refused(tmp_path):
@@ -273,3 +382,15 @@ def test_a_damaged_archive_or_a_missing_member_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(UserError, match="cannot unpack x.tgz"):
         archives.unpack(path, "*", tmp_path)
+
+
+def test_a_damaged_zip_file_is_one_line(tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", "text " * 1000)
+    whole = path.read_bytes()
+    start = 30 + len("a")  # of the compressed bytes, behind the header and the name
+    for damaged in (whole[:-10], whole[:start] + b"\xff" + whole[start + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"^cannot unpack x\.zip: [^\n]+$"):
+            archives.unpack(path, "*", tmp_path / "out")
