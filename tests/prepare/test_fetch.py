@@ -384,13 +384,26 @@ def test_a_damaged_archive_or_a_missing_member_is_one_line(tmp_path):
         archives.unpack(path, "*", tmp_path)
 
 
-def test_a_damaged_zip_file_is_one_line(tmp_path):
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_damaged_zip_file_is_one_line(tmp_path, compression):
     path = tmp_path / "x.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("a", "text " * 1000)
     whole = path.read_bytes()
     start = 30 + len("a")  # of the compressed bytes, behind the header and the name
-    for damaged in (whole[:-10], whole[:start] + b"\xff" + whole[start + 1 :]):
+    for damaged in (whole[:-10], whole[:start] + b"\xff" * 20 + whole[start + 20 :]):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"^cannot unpack x\.zip: [^\n]+$"):
             archives.unpack(path, "*", tmp_path / "out")
+
+
+def test_an_encrypted_member_is_one_line(tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "text")
+    content = bytearray(path.read_bytes())
+    content[6] |= 1  # the flags of the member, and those in the list at the end
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"^cannot unpack x\.zip: .*encrypted"):
+        archives.unpack(path, "*", tmp_path / "out")

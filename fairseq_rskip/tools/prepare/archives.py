@@ -7,6 +7,7 @@ ours are resumed.
 import fnmatch
 import hashlib
 import http.client
+import lzma
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ STALL = 30.0  # seconds without a byte after which a transfer is given up
 DELAY = 2.0  # seconds before the next try
 TRIES = 4  # in a row that bring no more than there has been
 FINAL = (401, 403, 404, 405)  # HTTP statuses that another try would not change
+# what the readers of archives raise; RuntimeError of a member that is encrypted
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 CANNOT_RESUME = 416  # HTTP: the range that was asked for is not in the file
 BLOCK = 1 << 20  # bytes that are read at a time
 ROW = re.compile(
@@ -232,7 +235,7 @@ def unpack(path: Path, pattern: str, folder: Path) -> None:
             with open(target, "wb") as output:
                 shutil.copyfileobj(file, output, BLOCK)
             count += 1
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise UserError(f"cannot unpack {path.name}: {error}") from None
     if count == 0:
         raise UserError(f"cannot unpack {path.name}: it has no member {pattern}")
