@@ -9,7 +9,7 @@ import yaml
 
 from fairseq_rskip.residual import create_skip, own_rules
 from fairseq_rskip.tools.export import images
-from fairseq_rskip.tools.export.card import Card, rule_line, write
+from fairseq_rskip.tools.export.card import Card, escape, rule_line, write
 from fairseq_rskip.version import __version__
 from fairseq_rskip.vision.config import Config
 
@@ -55,6 +55,19 @@ def test_title_licence_and_scores_are_shown_letter_by_letter(write_card):
     assert f"\n# {shown}\n" in text
     assert f"Licence of the weights: {shown}.\n" in text
     assert f"\n* {shown}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("_b_ and __c__", r"\_b\_ and \_\_c\_\_"),
+        ("# a heading", r"\# a heading"),
+        ("~~gone~~", r"\~\~gone\~\~"),
+        ("transformer_rskip_ln", "transformer_rskip_ln"),
+    ],
+)
+def test_no_markdown_has_an_effect_and_names_stay_as_they_are(text, shown):
+    assert escape(text) == shown
 
 
 def test_files_of_own_rules_are_named_before_the_package_is_imported(write_card, monkeypatch):

@@ -22,7 +22,7 @@ DATA = gzip.compress(random.Random(1).randbytes(300_000), mtime=0)
 OTHER = gzip.compress(random.Random(2).randbytes(300_000), mtime=0)
 SHA = "sha256:" + hashlib.sha256(DATA).hexdigest()
 
-pytestmark = pytest.mark.timeout(60)  # a download that never gives up must not stop the suite
+pytestmark = pytest.mark.timeout(300)  # a download that never gives up must not stop the suite
 
 
 @pytest.fixture

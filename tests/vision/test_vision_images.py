@@ -217,12 +217,12 @@ BAD = {
     ),
     "an empty image": (
         replaced_by(lambda image: image.touch()),
-        "the image {}/train/dog/3.png cannot be decoded",
+        "the image {}/train/dog/3.png is empty",
     ),
     "an archive cut in the middle": (cut_archive, "cannot unpack {}/test.tar.gz: "),
     "no image in an archive": (
         archive_with("test/cat/x.png"),
-        "the image {}/test.tar/cat/x.png cannot be decoded: ",
+        "the image {}/test.tar/cat/x.png is empty",
     ),
     "a path out of an archive": (archive_with("../x.png"), "cannot unpack {}/test.tar: "),
 }

@@ -66,7 +66,7 @@ def escape(value: Any) -> str:
     """
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;")
     # not an underscore inside a word, which has no effect and is in most names
-    return re.sub(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^[#>+-])", r"\\\1", text)
+    return re.sub(r"([\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])|^[#>+-])", r"\\\1", text)
 
 
 @dataclass(frozen=True)
