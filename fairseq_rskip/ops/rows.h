@@ -101,16 +101,7 @@ struct Group {
   RSKIP_APART void mix(const Vec* x, const Vec* f, const Vec* direction, const float* halt, Vec* y) {
     measure(x, f, y);
     normalise(x, f);
-    if (direction) {
-      Vec left = Vec{} + 1.0f;
-      for (int64_t k = 0; k + 1 < p.steps; ++k) {
-        Vec halting = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); }) + halt[k];
-        for (int r = 0; r < R; ++r) halting[r] = 1.0f / (1.0f + std::exp(-halting[r]));
-        weights[k] = left * halting;
-        left *= 1.0f - halting;
-      }
-      weights[p.steps - 1] = left;
-    }
+    if (direction) halting_weights(direction, halt);
     for (int64_t k = 0; k < p.steps; ++k) {
       each([=, step = at(k), weight = number(weights + k)](int64_t i, int64_t v, int r) {
         y[i] = (k > 0 ? y[i] : Vec{}) + weight[r] * step.y(v, i);
@@ -266,6 +257,19 @@ struct Group {
         to[i] = step.normed(skip * x[i] + y, r);
       });
     }
+  }
+
+  // The p of rows that halt by themselves, as `mix` says.
+  RSKIP_INLINE void halting_weights(const Vec* direction, const float* halt) {
+    Vec left = Vec{} + 1.0f;
+    for (int64_t k = 0; k + 1 < p.steps; ++k) {
+      const Vec projections = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); });
+      Vec halting = projections + halt[k];
+      for (int r = 0; r < R; ++r) halting[r] = 1.0f / (1.0f + std::exp(-halting[r]));
+      weights[k] = left * halting;
+      left *= 1.0f - halting;
+    }
+    weights[p.steps - 1] = left;
   }
 
   // From the gradients of p to those of halt: dp_k/dhalt_k = p_k (1 - h_k), dp_j/dhalt_k = -p_j h_k for j > k, with h_k

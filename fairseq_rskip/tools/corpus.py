@@ -44,7 +44,7 @@ class Corpus:
 
     folder: Path  # the data-bin
     name: str
-    known: str = ""  # its name in ``NAMES``, or ""
+    known: str = ""  # its name in ``NAMES``; "" for a corpus of your own
     source: str | None = None
     target: str | None = None
     preparation: dict[str, Any] = field(default_factory=dict)  # preparation.json, or {}
@@ -199,6 +199,7 @@ class Corpus:
         return [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
 
     def reference(self, subset: str) -> Path:
+        """The file of a subset's raw text, whose sentences a score compares with."""
         return self.folder / "raw" / f"{subset}.{self.target or self.source}"
 
     def text_sha256(self, subset: str) -> str:

@@ -49,28 +49,13 @@ def losses(data, arch, precision):
 
     Losses of the updates that fp16's loss scale skips are left out.
     """
-    argv = [
-        str(data),
-        "--arch",
-        arch,
-        precision,
-        "--optimizer",
-        "adam",
-        "--lr",
-        "0.003",
-        "--max-tokens",
-        "600",
-    ]
-    argv += [
-        "--clip-norm",
-        "1.0",
-        "--fp16-init-scale",
-        "4",
-        *(["--cpu"] if DEVICE == "cpu" else []),
-    ]
-    argv += (
-        ["--skip-lambda", "1"] if arch == "transformer_xskip_tiny" else []
-    )  # larger ones grow out of fp16
+    argv = [str(data), "--arch", arch, precision]
+    argv += "--optimizer adam --lr 0.003 --max-tokens 600 --clip-norm 1.0".split()
+    argv += ["--fp16-init-scale", "4"]
+    if DEVICE == "cpu":
+        argv.append("--cpu")
+    if arch == "transformer_xskip_tiny":
+        argv += ["--skip-lambda", "1"]  # larger ones grow out of fp16
     cfg = convert_namespace_to_omegaconf(
         options.parse_args_and_arch(options.get_training_parser(), argv)
     )

@@ -53,12 +53,12 @@ def test_skip_connections_use_it_and_agree_with_torch(name, layout, backend):
 
 
 def history(node, depth=3):
-    """The names of the nearest nodes behind ``node``, one of each generation."""
-    return (
-        []
-        if node is None or depth == 0
-        else [node.name(), *history((*node.next_functions, (None,))[0][0], depth - 1)]
-    )
+    """The names of ``node`` and the nearest nodes behind it, one of each generation."""
+    names = []
+    while node is not None and len(names) < depth:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return names
 
 
 def test_auto_leaves_the_plain_post_norm_to_torch(backend):

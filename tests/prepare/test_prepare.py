@@ -210,13 +210,10 @@ def test_kinds_of_subwords(raw, quick, tmp_path, options):
     else:
         line = line.replace(" ", "").replace("▁", " ").strip() if "▁" in line else line
         assert line == lines(raw / "test.de")[0]
-    for language in ("en", "de"):
-        (
-            out / "data-bin" / f"dict.{language}.txt"
-        ).touch()  # which the replacement of fairseq-preprocess writes not
-    path = Corpus.find_for_evaluation(out).subwords(
-        "en"
-    )  # what rskip export takes along, to do the same to a sentence
+    for language in ("en", "de"):  # which the replacement of fairseq-preprocess does not write
+        (out / "data-bin" / f"dict.{language}.txt").touch()
+    # what rskip export takes along, to do the same to a sentence
+    path = Corpus.find_for_evaluation(out).subwords("en")
     assert (path is None) == (facts["bpe"] == "none")
     config = {**facts, "source": "en", "subwords": {"en": path.name if path else None}}
     split = splitter(config, out / "subwords")
