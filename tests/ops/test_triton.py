@@ -204,7 +204,7 @@ def test_larger_inputs_mixtures_and_fp64_are_left_to_torch(monkeypatch):
     monkeypatch.setattr(dispatch, "_PLAIN", (SimpleNamespace,))
 
     def taken(dim, steps, mixed=False, dtype=torch.float16):
-        x = SimpleNamespace(device=torch.device("cuda"), dtype=dtype)
+        x = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=torch.Size([2, dim]))
         return dispatch.should_fuse(x, x, dim, steps, 2.0, mixed=mixed)
 
     assert taken(8192, 1) and taken(4096, 2) and taken(2048, 4)
