@@ -70,6 +70,8 @@ def test_the_published_runs_of_a_study_are_done(published, name):
 PUBLISHED = {
     "skips_cifar": "skips-cifar --corpus {}/cifar10-jpg --seeds 1 2 3 4 5",
     "cifar_png": "cifar --corpus {}/cifar10-png",
+    "cifar_png_110": "cifar --corpus {}/cifar10-png --rows 1xSkip+LN 2rSkip+LN --seeds 1 --set "
+    "depth=110 iterations=5000 warmup-iterations=31 batch-size=64",
     "rivals": "rivals",
     "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "
     "iterations=300 warmup-iterations=2 batch-size=32 amp=bf16",
