@@ -296,18 +296,6 @@ def test_precision_and_device_are_read_from_the_command(options, computed):
     assert resumed == f"{computed} / amp on CUDA"
 
 
-def score(table, out, scores):
-    """Write the records of finished translations: ``scores`` are label -> seed -> BLEU."""
-    for cell in table.cells:
-        run = cell.trials[0].run
-        for seed, value in scores[cell.row.label].items():
-            folder = run.folder_in(out, seed)
-            folder.mkdir(parents=True)
-            of_evaluation = {run.evaluation: {"values": {"sacreBLEU 13a": value}}}
-            record = {"metrics": {"values": {"valid_loss": 7.5}}, "scores": of_evaluation}
-            (folder / "run.json").write_text(json.dumps(record))
-
-
 @pytest.mark.parametrize(
     ("plain", "recursive"), [(BAD, GOOD), (GOOD, BAD)], ids=["row", "baseline"]
 )
